@@ -1,0 +1,162 @@
+"""Composition root: from a checked configuration to the objects of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
+from stability_lab.data.loader import TrainSampler, check_length, validation_windows
+from stability_lab.data.memmap import TokenData, load_tokens
+from stability_lab.model.gpt import GPT
+from stability_lab.model.init import initialise
+from stability_lab.seams import SeamConflict, Seams, Stabilizer
+from stability_lab.training.optimizer import build_adamw
+from stability_lab.training.schedule import Schedule
+from stability_lab.training.step import TrainStep
+
+PACKAGE = "stability_lab."
+
+
+def instantiate(node: Mapping[str, Any], key: str) -> Any:
+    """The object of a `_target_` node; ConfigError naming `key` for a foreign target, a wrong field or value.
+
+    Only classes of this package are imported: a config file that came with somebody's run cannot run code.
+    """
+    target = node.get("_target_")
+    if not isinstance(target, str) or not target.startswith(PACKAGE):
+        raise ConfigError(f"{key}._target_={target}: must be a class of this package, {PACKAGE}*")
+    module_name, _, class_name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError):
+        raise ConfigError(f"{key}._target_={target}: there is no such class") from None
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"{key}._target_={target}: must be a dataclass of options")
+    types, values = typed_fields(cls), {}  # pyright: ignore[reportArgumentType]
+    for name, value in node.items():
+        if name == "_target_":
+            continue
+        if name not in types:
+            raise ConfigError(f"{key}.{name} is not an option of {key}: {did_you_mean(name, types)}")
+        values[name] = convert(f"{key}.{name}", value, types[name])
+    try:
+        return cls(**values)  # pyright: ignore[reportCallIssue]
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}.{error}") from error
+
+
+def build_stabilizers(config: TrainConfig) -> list[Stabilizer]:
+    """In the order of their names, so that the order in which they were asked for changes nothing."""
+    return [instantiate(config.stabilizer[name], f"stabilizer.{name}") for name in sorted(config.stabilizer)]
+
+
+def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
+    seams = Seams()
+    for stabilizer in stabilizers:
+        try:
+            seams = stabilizer.apply(seams)
+        except SeamConflict as error:
+            raise ConfigError(f"stabilizer={[s.name for s in stabilizers]}: {error}") from error
+    return seams
+
+
+def load_data(config: TrainConfig) -> TokenData:
+    tokenizer = instantiate(config.tokenizer, "tokenizer")
+    data = load_tokens(instantiate(config.data, "data"), tokenizer)
+    check_length(data, config.model.seq_len)
+    wanted = config.model.vocab_size
+    if wanted is not None and wanted < data.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={wanted}: must be at least the tokenizer's {data.vocab_size}, or null to take that"
+        )
+    return data
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    wanted = config.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda: torch finds no CUDA device here; use trainer.device=cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams) -> GPT:
+    """The model on torch's default device, its weights not yet drawn."""
+    vocab_size = config.model.vocab_size or data_vocab_size
+    return GPT(dataclasses.replace(config.model, vocab_size=vocab_size), seams)
+
+
+def check(config: TrainConfig) -> None:
+    """Build everything that can be built without memory, time or files; ConfigError where something is wrong."""
+    device_of(config)
+    seams = fill_seams(build_stabilizers(config))
+    instantiate(config.tracking, "tracking")
+    data = load_data(config)
+    with torch.device("meta"):
+        build_model(config, data.vocab_size, seams)
+
+
+class Run(NamedTuple):
+    """The objects of one training run."""
+
+    config: TrainConfig
+    device: torch.device
+    stabilizers: list[Stabilizer]
+    data: TokenData
+    model: GPT
+    step: TrainStep
+    schedule: Schedule
+    sampler: TrainSampler
+    eval_windows: torch.Tensor  # (M, T+1)
+    probe_windows: torch.Tensor  # (P, T+1)
+
+
+def build_run(config: TrainConfig) -> Run:
+    """Model and optimizer on the device, with initial weights that depend on (init seed, parameter name) only."""
+    device = device_of(config)
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    stabilizers = build_stabilizers(config)
+    seams = fill_seams(stabilizers)
+    data = load_data(config)
+    init_seed = config.seed if config.init_seed is None else config.init_seed
+    data_seed = config.seed if config.data_seed is None else config.data_seed
+    model = build_model(config, data.vocab_size, seams)
+    initialise(model, init_seed)
+    model.to(device)
+    terms = [term.to(device) if isinstance(term, torch.nn.Module) else term for term in seams.loss_terms.values()]
+    trainer, seq_len = config.trainer, config.model.seq_len
+    step = TrainStep(
+        model,
+        terms,
+        build_adamw(model, config.optimizer),
+        grad_accum_steps=trainer.grad_accum_steps,
+        grad_clip=trainer.grad_clip,
+        precision=trainer.precision,
+        compile=trainer.compile == "full",
+    )
+    torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
+    windows = (
+        torch.from_numpy(validation_windows(data.val, seq_len, n)).to(device)
+        for n in (trainer.eval_sequences, config.diagnostics.probe_sequences)
+    )
+    return Run(
+        config,
+        device,
+        stabilizers,
+        data,
+        model,
+        step,
+        Schedule.of(config.schedule, config.optimizer.lr, trainer.max_steps),
+        TrainSampler(data.train, seq_len, data_seed),
+        *windows,
+    )

@@ -1,0 +1,242 @@
+"""From the command line to checked configurations, before Hydra creates anything.
+
+All jobs of a command are composed here first. What Hydra would accept silently or refuse with a traceback (a typo in
+a key, a sweep without -m, a flag between overrides, two `+stabilizer=`) becomes either what the user meant or one
+sentence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, Sweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from stability_lab.config import ConfigError, TrainConfig, config_dir, did_you_mean, from_plain
+
+STABILIZER = "stabilizer"
+_SHOWS_SOMETHING = ("help", "hydra_help", "cfg", "info", "shell_completion", "version")
+
+
+class CommandLine(NamedTuple):
+    """Hydra's flags, the overrides in the form that we give to Hydra, and the overrides of every single job."""
+
+    flags: list[str]
+    overrides: list[str]
+    jobs: list[list[str]]
+    swept: list[str]  # keys that take several values
+    multirun: bool
+    only_shows: bool  # --help, --cfg job and the like: nothing runs
+    config_name: str
+
+
+class Composed(NamedTuple):
+    config: TrainConfig
+    plain: dict[str, Any]  # the same as a plain dict: what config.yaml, fingerprint and tracker get
+    notices: tuple[str, ...]
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Split flags from overrides, wherever they stand, and normalise the overrides; ConfigError for bad ones."""
+    parser = get_args_parser()
+    parser.error = _refuse  # pyright: ignore[reportAttributeAccessIssue]
+    args = parser.parse_intermixed_args(list(argv))
+    rest, flags = list(args.overrides), []
+    for token in argv:
+        if rest and token == rest[0]:
+            rest.pop(0)
+        else:
+            flags.append(token)
+    if args.config_path is not None or args.experimental_rerun is not None:
+        raise ConfigError("--config-path and --experimental-rerun are not supported: add a folder with --config-dir")
+    folders = [config_dir()]
+    search_path = []
+    if args.config_dir is not None:
+        folder = Path(args.config_dir).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {args.config_dir}: there is no such folder")
+        folders.append(folder)
+        search_path = [f"hydra.searchpath=[file://{folder}]"]
+    parsed = _parse(args.overrides)
+    only_shows = any(getattr(args, name, None) for name in _SHOWS_SOMETHING)
+    if not args.multirun:
+        for override in parsed:
+            if override.is_sweep_override():
+                raise ConfigError(
+                    f"{override.input_line}: several values need a sweep; add -m, or give one value "
+                    f"(a list is written '[a,b]')"
+                )
+    groups = _groups(folders)
+    normal = _normalise(parsed, groups)
+    lines = {o.input_line: o for o in _parse(normal)}
+    choices = [_expand(lines[line]) for line in normal]
+    _check_options(lines.values(), groups)
+    jobs = [[*search_path, *job] for job in itertools.product(*choices)]
+    swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
+    _check_tuned_stabilizers(jobs, groups[STABILIZER])
+    return CommandLine(flags, normal, jobs, swept, args.multirun, only_shows, args.config_name or "train")
+
+
+def compose_jobs(command: CommandLine) -> list[Composed]:
+    """Compose and check every job; ConfigError for the first that is wrong."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return [compose_job(command.config_name, job) for job in command.jobs]
+
+
+def compose_job(config_name: str, overrides: list[str]) -> Composed:
+    try:
+        cfg = compose(config_name, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_sentence(error)) from error
+    return checked(cfg)
+
+
+def checked(cfg: DictConfig) -> Composed:
+    """Resolve a composed config, drop what belongs to stabilizers that this job has not, and check the rest."""
+    plain, notices = _resolve(cfg)
+    return Composed(from_plain(plain), plain, notices)
+
+
+def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        if "issing mandatory value" in str(error) and key:
+            raise ConfigError(f"{key} is missing: give it a value, {key}=...") from error
+        raise ConfigError(_sentence(error)) from error
+    assert isinstance(plain, dict)
+    plain.pop("hydra", None)
+    chosen = plain.get(STABILIZER) or {}
+    notices = []
+    for name, options in list(chosen.items()) if isinstance(chosen, Mapping) else []:
+        if isinstance(options, Mapping) and "_target_" not in options:
+            del chosen[name]
+            keys = ", ".join(f"stabilizer.{name}.{option}" for option in options)
+            notices.append(f"{keys} is ignored here: this run has no {name}")
+    plain[STABILIZER] = chosen
+    return {str(k): v for k, v in plain.items()}, tuple(notices)
+
+
+def _refuse(message: str) -> None:
+    raise ConfigError(f"{message}; see python -m stability_lab train --help")
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        try:
+            parsed += parser.parse_overrides([text])
+        except HydraException as error:
+            raise ConfigError(f"cannot read '{text}': write key=value ({_sentence(error)})") from error
+    return parsed
+
+
+def _groups(folders: Iterable[Path]) -> dict[str, set[str]]:
+    """Group -> names of its options, from the folders of YAML files."""
+    groups: dict[str, set[str]] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.yaml")):
+            group = path.parent.relative_to(folder).as_posix()
+            if group != ".":
+                groups.setdefault(group, set()).add(path.stem)
+    return groups
+
+
+def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> list[str]:
+    """All `stabilizer=` folded into one, and every value forced, so that unknown keys reach our own check."""
+    folded: list[list[str]] = []
+    lines = []
+    for override in overrides:
+        key = override.key_or_group
+        line = override.input_line or ""
+        if key == STABILIZER and not override.is_delete():
+            folded.append(_stabilizer_lists(override, groups[STABILIZER]))
+        elif key in groups or key.split("/")[0].split(".")[0] == "hydra" or override.is_delete():
+            lines.append(line)
+        else:
+            lines.append(f"++{key}={line.partition('=')[2]}")
+    if folded:
+        combined = {
+            ",".join(sorted({name for part in parts for name in part.split(",")} - {"none"})): None
+            for parts in itertools.product(*folded)
+        }
+        values = [f"[{names}]" if names else "none" for names in combined]
+        lines.insert(0, f"+{STABILIZER}={','.join(values)}")
+    return lines
+
+
+def _stabilizer_lists(override: Override, options: set[str]) -> list[str]:
+    """The alternatives of one `stabilizer=` override, each as comma-separated names."""
+    if isinstance(override._value, Glob):
+        return override._value.filter(sorted(options))
+    if isinstance(override._value, Sweep):
+        texts = list(override.sweep_iterator())
+        if any(isinstance(t, Glob) for t in texts):
+            texts = sorted(options)
+    else:
+        texts = [override.value()]
+    alternatives = []
+    for text in texts:
+        if isinstance(text, str) and text.startswith("["):
+            text = [part.strip() for part in text.strip("[]").split(",") if part.strip()]
+        names = text if isinstance(text, list) else [text]
+        for name in names:
+            if str(name) not in options or isinstance(name, bool):
+                shown = "null" if name is None else name
+                raise ConfigError(f"stabilizer={shown} is not a stabilizer: {did_you_mean(str(shown), options)}")
+        alternatives.append(",".join(str(name) for name in names) or "none")
+    return alternatives
+
+
+def _expand(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    prefix = (override.input_line or "").partition("=")[0]
+    return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
+
+
+def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]) -> None:
+    for override in overrides:
+        key = override.key_or_group
+        if key not in groups or key == STABILIZER or override.is_delete():
+            continue
+        values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+        for value in values:
+            if not isinstance(value, Glob) and str(value) not in groups[key]:
+                shown = "null" if value is None else value
+                raise ConfigError(f"{key}={shown} is not an option: {did_you_mean(str(shown), groups[key])}")
+
+
+def _check_tuned_stabilizers(jobs: list[list[str]], options: set[str]) -> None:
+    """A value for a stabilizer that no job selects is a mistake; that one job does not select it is a sweep."""
+    selected: set[str] = set()
+    for job in jobs:
+        for line in job:
+            if line.startswith(f"+{STABILIZER}="):
+                selected |= set(line.partition("=")[2].strip("[]").split(","))
+    for line in itertools.chain.from_iterable(jobs):
+        key = line.partition("=")[0].lstrip("+~")
+        head, _, rest = key.partition(".")
+        if head != STABILIZER or not rest:
+            continue
+        name = rest.split(".")[0]
+        if name not in options:
+            raise ConfigError(f"{key}: {name} is not a stabilizer: {did_you_mean(name, options)}")
+        if name not in selected:
+            raise ConfigError(f"{line.lstrip('+')}: no run has {name}; add +stabilizer={name}")
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of an error that has several."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

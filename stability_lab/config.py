@@ -1,0 +1,265 @@
+"""Typed schemas of the configuration and the checks that run before anything is created.
+
+The values live in `configs/`; the schemas say which keys exist, their types and their bounds. Sets that users
+extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and are checked in `build.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """Bad input from the user: one sentence naming the key, the value and what would be right."""
+
+
+def config_dir() -> Path:
+    """The folder `configs`, in a wheel inside the package, in a checkout or editable install beside it."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise ConfigError(f"the folder configs was found neither in {package} nor beside it: reinstall stability-lab")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
+    known = sorted(known)
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+
+
+def _key(
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    one_of: tuple[str, ...] = (),
+) -> Any:
+    """A field without a default (the YAML holds it) and with bounds that `check_bounds` reads."""
+    bounds = {"ge": ge, "gt": gt, "lt": lt, "le": le, "one_of": one_of}
+    return field(metadata={name: bound for name, bound in bounds.items() if bound not in (None, ())})
+
+
+@dataclass
+class ModelConfig:
+    name: str
+    d_model: int = _key(ge=1)
+    n_layers: int = _key(ge=1)
+    n_heads: int = _key(ge=1)
+    n_kv_heads: int | None = _key(ge=1)  # null: as many as n_heads
+    d_ff: int | None = _key(ge=1)  # null: 4 * d_model
+    seq_len: int = _key(ge=1)
+    vocab_size: int | None = _key(ge=2)  # null: the tokenizer's
+    mlp: str = _key(one_of=("gelu", "swiglu"))
+    bias: bool = _key()  # of the linear layers
+    tied_head: bool = _key()
+    positions: str = _key(one_of=("rope", "learned", "sinusoidal", "none"))
+    rope_theta: float = _key(gt=0)
+    dropout: float = _key(ge=0, lt=1)
+    attention: str = _key(one_of=("auto", "sdpa", "explicit"))
+    init: InitConfig = _key()
+
+
+@dataclass
+class InitConfig:
+    scheme: str = _key(one_of=("normal", "gpt2", "mitchell", "fan_in"))
+    std: float = _key(gt=0)  # of `normal` and `gpt2`; the others follow from the shapes
+    truncate: float | None = _key(gt=0)  # in standard deviations; null: not truncated
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = _key(one_of=("adamw",))
+    lr: float = _key(gt=0)  # the peak of the schedule
+    beta1: float = _key(ge=0, lt=1)
+    beta2: float = _key(ge=0, lt=1)
+    eps: float = _key(gt=0)
+    weight_decay: float = _key(ge=0)
+    weight_decay_mode: str = _key(one_of=("lr_scaled", "independent"))
+    independent_weight_decay: float = _key(ge=0)
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = _key(one_of=("cosine", "wsd", "constant"))
+    warmup_steps: int = _key(ge=0)
+    final_lr_fraction: float = _key(ge=0, le=1)  # of the peak, for cosine and wsd
+    decay_fraction: float = _key(gt=0, le=1)  # wsd: share of the run that decays
+
+
+@dataclass
+class TrainerConfig:
+    max_steps: int = _key(ge=1)
+    micro_batch_size: int = _key(ge=1)
+    grad_accum_steps: int = _key(ge=1)
+    grad_clip: float | None = _key(gt=0)  # null: off; the norm is measured all the same
+    precision: str = _key(one_of=("fp32", "bf16", "fp16"))
+    compile: str = _key(one_of=("off", "full"))
+    device: str = _key(one_of=("auto", "cpu", "cuda"))
+    threads: int | None = _key(ge=1)  # CPU threads; null: as many as torch takes
+    deterministic: bool = _key()
+    eval_every: int | None = _key(ge=1)  # null: only before and after the run
+    eval_sequences: int = _key(ge=1)
+    log_every: int = _key(ge=1)
+    save_weights: bool = _key()
+
+
+@dataclass
+class DiagnosticsConfig:
+    probe_every: int | None = _key(ge=1)  # null: only before and after the run
+    probe_sequences: int = _key(ge=1)
+
+
+@dataclass
+class TrainConfig:
+    """Everything that one run is made of; `build.py` turns it into objects."""
+
+    seed: int = _key(ge=0)
+    init_seed: int | None = _key(ge=0)  # null: seed
+    data_seed: int | None = _key(ge=0)  # null: seed
+    output_dir: str = _key()
+    group: str | None = _key()  # folder below output_dir; null: "runs", or the sweep's name
+    run_name: str | None = _key()  # null: made from what varies
+    if_exists: str | None = _key(one_of=("new", "skip", "error", "overwrite"))  # null: new; in a sweep skip
+    model: ModelConfig = _key()
+    stabilizer: dict[str, Any] = _key()
+    data: dict[str, Any] = _key()
+    tokenizer: dict[str, Any] = _key()
+    optimizer: OptimizerConfig = _key()
+    schedule: ScheduleConfig = _key()
+    trainer: TrainerConfig = _key()
+    diagnostics: DiagnosticsConfig = _key()
+    tracking: dict[str, Any] = _key()
+
+
+OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")
+
+
+def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
+    """The typed and checked configuration of a resolved plain dict; ConfigError for anything that is wrong."""
+    config = _typed(TrainConfig, plain, "")
+    _check_model(config.model)
+    return config
+
+
+def typed_fields(cls: type) -> dict[str, Any]:
+    """Field name -> type of a dataclass; annotations may be strings."""
+    import typing
+
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def _typed(cls: type, plain: Any, prefix: str) -> Any:
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.')}={plain!r}: must be a group of keys, not a single value")
+    types = typed_fields(cls)
+    for name in plain:
+        if name not in types:
+            raise ConfigError(f"{prefix}{name} is not a key of the configuration: {did_you_mean(str(name), types)}")
+    values = {}
+    for f in dataclasses.fields(cls):
+        key = prefix + f.name
+        if f.name not in plain:
+            if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING:
+                continue
+            raise ConfigError(f"{key} is missing: give it a value")
+        kind = types[f.name]
+        if dataclasses.is_dataclass(kind):
+            values[f.name] = _typed(kind, plain[f.name], key + ".")  # pyright: ignore[reportArgumentType]
+        else:
+            values[f.name] = convert(key, plain[f.name], kind)
+            check_bounds(key, values[f.name], f.metadata)
+    return cls(**values)
+
+
+def convert(key: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind` (bool, int, float, str, dict[str, Any], each possibly `| None`), or a ConfigError.
+
+    An integral float is an int (`max_steps=1e4`), an int is a float, and a string such as "1e-4", which YAML does
+    not read as a number, is one. Nothing else is converted.
+    """
+    import types
+    import typing
+
+    alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    optional = type(None) in alternatives
+    kind = next(a for a in alternatives if a is not type(None))
+    shown = f"{key}={value if value is not None else 'null'}"
+    if value is None:
+        if optional:
+            return None
+        raise ConfigError(f"{shown}: must be {_WORDS.get(kind, 'a group of keys')}, and null is none")
+    if typing.get_origin(kind) is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{shown}: must be a group of keys")
+        return dict(value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+        number = _number(value)
+        if number is not None and not math.isnan(number):
+            if kind is float:
+                return float(number)
+            if isinstance(number, int) or number.is_integer():
+                return int(number)
+    or_null = " or null" if optional else ""
+    raise ConfigError(f"{shown}: must be {_WORDS[kind]}{or_null}")
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number such as 3e-3", str: "a word"}
+
+
+def _number(value: int | float | str) -> int | float | None:
+    if not isinstance(value, str):
+        return value
+    for read in (int, float):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    return None
+
+
+def check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    if value is None or not bounds:
+        return
+    shown = f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+    if "one_of" in bounds and value not in bounds["one_of"]:
+        allowed = ", ".join(bounds["one_of"])
+        raise ConfigError(f"{shown}: must be {'one of ' if len(bounds['one_of']) > 1 else ''}{allowed}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{shown}: must be finite")
+    for name, holds, words in (
+        ("ge", lambda b: value >= b, "or more"),
+        ("gt", lambda b: value > b, ""),
+        ("le", lambda b: value <= b, "or less"),
+        ("lt", lambda b: value < b, ""),
+    ):
+        if name in bounds and not holds(bounds[name]):
+            more = {"gt": "more than ", "lt": "less than "}.get(name, "")
+            raise ConfigError(f"{shown}: must be {more}{bounds[name]:g} {words}".rstrip())
+
+
+def _check_model(m: ModelConfig) -> None:
+    if m.d_model % m.n_heads:
+        fitting = [h for h in range(1, m.d_model + 1) if m.d_model % h == 0]
+        near = ", ".join(str(h) for h in sorted(fitting, key=lambda h: abs(h - m.n_heads))[:3])
+        raise ConfigError(f"model.n_heads={m.n_heads}: must divide model.d_model={m.d_model}; near it are {near}")
+    if m.n_kv_heads is not None and m.n_heads % m.n_kv_heads:
+        raise ConfigError(f"model.n_kv_heads={m.n_kv_heads}: must divide model.n_heads={m.n_heads}")
+    if m.positions == "rope" and (m.d_model // m.n_heads) % 2:
+        raise ConfigError(
+            f"model.n_heads={m.n_heads}: RoPE needs an even head_dim, and d_model / n_heads is "
+            f"{m.d_model // m.n_heads}; choose another number of heads or model.positions=learned"
+        )

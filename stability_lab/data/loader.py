@@ -1,0 +1,97 @@
+"""Windows of tokens: which tokens sample i is, and which windows validation reads.
+
+A window is seq_len + 1 ids: the inputs are all but the last, the targets all but the first. Sample i is a
+pure function of (data seed, i), so runs that differ only in stabilizers, micro-batch, accumulation or number
+of ranks read the same samples, and a resumed run needs no loader state.
+"""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from stability_lab.config import ConfigError
+from stability_lab.data.memmap import TokenData
+
+Ids = npt.NDArray[np.int64]
+
+
+class TrainSampler:
+    """Training samples in random order without replacement, epoch after epoch.
+
+    Windows start at multiples of `seq_len` (a window's last target is the next one's first input), so a token
+    is a target at most once an epoch; up to seq_len - 1 ids at the end are never read. Epoch e is a
+    permutation drawn from a Philox generator keyed by (data_seed, e).
+    """
+
+    def __init__(self, tokens: npt.NDArray[np.integer], seq_len: int, data_seed: int) -> None:
+        assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+        self._seq_len = seq_len
+        self._seed = data_seed % 2**64
+        self._windows = _windows(tokens, seq_len)
+        self._n_windows = (len(tokens) - 1) // seq_len
+        self._permutations: dict[int, Ids] = {}
+
+    @property
+    def n_windows(self) -> int:
+        """Samples in an epoch."""
+        return self._n_windows
+
+    def starts(self, first: int, n: int) -> Ids:
+        """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
+        epochs, places = np.divmod(np.arange(first, first + n), self.n_windows)
+        starts = np.empty(n, dtype=np.int64)
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            here = epochs == epoch
+            starts[here] = self._permutation(epoch)[places[here]]
+        return starts * self._seq_len
+
+    def batch(self, first: int, n: int) -> Ids:
+        """Samples first, ..., first + n - 1, shape (n, seq_len + 1); it may cross the end of an epoch."""
+        return self._windows[self.starts(first, n)].astype(np.int64)
+
+    def _permutation(self, epoch: int) -> Ids:
+        if epoch not in self._permutations:
+            key = np.array([self._seed, epoch], dtype=np.uint64)
+            order = np.random.Generator(np.random.Philox(key=key)).permutation(self.n_windows)
+            # A batch at the end of an epoch needs two; keeping all would grow with the length of the run.
+            newest = sorted(self._permutations)[-1:]
+            self._permutations = {e: self._permutations[e] for e in newest} | {epoch: order}
+        return self._permutations[epoch]
+
+
+def validation_windows(tokens: npt.NDArray[np.integer], seq_len: int, n_windows: int) -> Ids:
+    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1).
+
+    The first starts at 0 and, from two windows on, the last ends at the end. m is n_windows, or fewer where
+    the tokens do not hold that many without scoring a target twice.
+    """
+    assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+    assert n_windows > 0
+    windows = _windows(tokens, seq_len)
+    m = min(n_windows, (len(tokens) - 1) // seq_len)
+    starts = np.arange(m) * (len(windows) - 1) // max(m - 1, 1)
+    return windows[starts].astype(np.int64)
+
+
+def check_length(data: TokenData, seq_len: int) -> None:
+    """Raises ConfigError where the training or the validation split holds no window of seq_len + 1 ids."""
+    for split, tokens in (("training", data.train_tokens), ("validation", data.val_tokens)):
+        if tokens < seq_len + 1:
+            longest = min(data.train_tokens, data.val_tokens) - 1
+            raise ConfigError(
+                f"model.seq_len={seq_len}: the {split} split has only {tokens} tokens; "
+                f"the longest context that fits this data is {longest}."
+            )
+
+
+def batch_fingerprint(array: npt.NDArray[np.integer]) -> str:
+    """First 16 hex digits of the SHA-256 over the ids as little-endian int64."""
+    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]
+
+
+def _windows(tokens: npt.NDArray[np.integer], seq_len: int) -> npt.NDArray[np.integer]:
+    """A view of every window, shape (len(tokens) - seq_len, seq_len + 1): no copy of the tokens."""
+    # A plain ndarray indexes faster than np.memmap, whose subclass machinery runs at every access.
+    return sliding_window_view(np.asarray(tokens), seq_len + 1)

@@ -1,0 +1,189 @@
+"""Token cache: a corpus is encoded once, then memory-mapped by every run that uses it.
+
+An entry is a folder with train.bin, val.bin and meta.json. It is written beside its final place and renamed,
+so a reader never sees half of one, and two processes that build the same entry at once do no harm.
+"""
+
+import atexit
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from stability_lab.data.corpus import Corpus, Documents, split_documents
+from stability_lab.data.tokenizer import Tokenizer
+
+FORMAT = 1
+"""Part of the cache key: raise it when the files of an entry change."""
+
+logger = logging.getLogger("stability_lab")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenData:
+    """A tokenized corpus. `train` and `val` are read-only memory maps of ids, shape (tokens,).
+
+    `val_bytes` counts the UTF-8 bytes of the validation text, for bits per byte (no end-of-document ids).
+    `unigram_entropy` is in nats a token over the training split: the loss of knowing frequencies only.
+    `fingerprint` identifies corpus text, split and encoding; `corpus` is the corpus's own description.
+    """
+
+    train: np.memmap
+    val: np.memmap
+    vocab_size: int
+    eos_id: int
+    val_bytes: int
+    unigram_entropy: float
+    corpus: Mapping[str, str | int]
+    fingerprint: str
+
+    @property
+    def train_tokens(self) -> int:
+        return len(self.train)
+
+    @property
+    def val_tokens(self) -> int:
+        return len(self.val)
+
+
+def cache_dir() -> Path:
+    """$STABILITY_LAB_CACHE, else $XDG_CACHE_HOME/stability_lab, else ~/.cache/stability_lab; made if missing.
+
+    Where that cannot be written, a temporary folder that lives as long as the process, with a logged warning.
+    """
+    own, xdg = os.environ.get("STABILITY_LAB_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    wanted = Path(own) if own else Path(xdg or "~/.cache") / "stability_lab"
+    try:
+        folder = wanted.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        return _temporary_cache(str(wanted), str(error))
+
+
+def load_tokens(corpus: Corpus, tokenizer: Tokenizer) -> TokenData:
+    """Tokens of a corpus, from the cache where it has a sound entry; otherwise encoded and cached.
+
+    Each document is followed by the end-of-document id. Raises ConfigError where the corpus cannot be read.
+    """
+    documents = corpus.documents()
+    description = corpus.describe(documents)
+    key = {
+        "format": FORMAT,
+        "corpus_sha256": description["sha256"],
+        "val_every": corpus.val_every,
+        "tokenizer": tokenizer.id,
+    }
+    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    entry = cache_dir() / fingerprint[:32]
+    cached = _open_entry(entry, key) or _build_entry(entry, key, documents, tokenizer)
+    return TokenData(
+        **cached._asdict(),
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        corpus=description,
+        fingerprint=fingerprint,
+    )
+
+
+class _Entry(NamedTuple):
+    train: np.memmap
+    val: np.memmap
+    val_bytes: int
+    unigram_entropy: float
+
+
+@functools.cache
+def _temporary_cache(wanted: str, reason: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="stability_lab-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    logger.warning("Cache folder %s cannot be written (%s); tokens go to %s.", wanted, reason, folder)
+    return folder
+
+
+def _open_entry(entry: Path, key: dict[str, Any]) -> _Entry | None:
+    """None where there is no entry or it is damaged."""
+    try:
+        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+        if {name: meta[name] for name in key} != key:
+            return None
+        dtype = np.dtype(meta["dtype"])
+        splits = []
+        for split in ("train", "val"):
+            path = entry / f"{split}.bin"
+            if path.stat().st_size != meta[f"{split}_tokens"] * dtype.itemsize:
+                return None
+            splits.append(np.memmap(path, dtype=dtype, mode="r"))
+        return _Entry(splits[0], splits[1], int(meta["val_bytes"]), float(meta["unigram_entropy"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _build_entry(entry: Path, key: dict[str, Any], documents: Documents, tokenizer: Tokenizer) -> _Entry:
+    temporary = entry.with_name(f"building-{uuid.uuid4().hex}")
+    temporary.mkdir()
+    try:
+        _write_entry(temporary, key, documents, tokenizer)
+        # Opened before the folder moves: whatever another process does to the entry, these maps stay valid.
+        opened = _open_entry(temporary, key)
+        assert opened is not None, f"{temporary}: the entry just written cannot be read"
+        _publish(temporary, entry, key)
+        return opened
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_entry(folder: Path, key: dict[str, Any], documents: Documents, tokenizer: Tokenizer) -> None:
+    train, val = split_documents(documents, key["val_every"])
+    dtype = np.dtype("<u2") if tokenizer.vocab_size <= 2**16 else np.dtype("<u4")
+    train_counts = _write_tokens(folder / "train.bin", train, tokenizer, dtype)
+    val_counts = _write_tokens(folder / "val.bin", val, tokenizer, dtype)
+    frequencies = train_counts[train_counts > 0] / train_counts.sum()
+    meta = key | {
+        "dtype": dtype.str,
+        "vocab_size": tokenizer.vocab_size,
+        "train_tokens": int(train_counts.sum()),
+        "val_tokens": int(val_counts.sum()),
+        "val_bytes": sum(len(text) for _, text in val),
+        "unigram_entropy": float(-(frequencies * np.log(frequencies)).sum()),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_tokens(
+    path: Path, documents: Documents, tokenizer: Tokenizer, dtype: np.dtype
+) -> npt.NDArray[np.int64]:
+    """Writes the ids and returns how often each occurs, shape (vocab_size,)."""
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    with path.open("wb") as file:
+        for _, text in documents:
+            ids = np.append(tokenizer.encode(text), tokenizer.eos_id).astype(dtype)
+            counts += np.bincount(ids, minlength=len(counts))
+            file.write(ids.tobytes())
+    return counts
+
+
+def _publish(temporary: Path, entry: Path, key: dict[str, Any]) -> None:
+    """Moves a finished folder to its place, unless another process has put a sound one there."""
+    damaged = entry.with_name(f"damaged-{uuid.uuid4().hex}")
+    try:
+        if entry.exists() and _open_entry(entry, key) is None:
+            entry.rename(damaged)
+        temporary.rename(entry)
+    except OSError as error:
+        if _open_entry(entry, key) is None:
+            logger.warning("Tokens could not be cached in %s (%s).", entry, error)
+    finally:
+        shutil.rmtree(damaged, ignore_errors=True)

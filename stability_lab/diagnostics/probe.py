@@ -1,0 +1,77 @@
+"""Measurements on fixed batches, without gradients: validation loss and exact attention-logit statistics.
+
+Neither touches the training's random numbers: dropout is off and the windows are fixed. Shape letters: M windows,
+T tokens, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from stability_lab.model.attention import AttentionStats
+from stability_lab.model.gpt import GPT
+from stability_lab.objective.loss import language_model_loss
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean cross-entropy in nats; `inf` on overflow."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+@torch.no_grad()
+def validate(model: GPT, windows: Tensor, batch_size: int) -> dict[str, float]:
+    """`val/loss` (nats per token over `windows` (M, T+1)) and `val/ppl`; no auxiliary term is in them.
+
+    Sums are kept in fp64, so the result does not depend on `batch_size` beyond rounding in the model.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=windows.device)
+    one = torch.ones((), device=windows.device)
+    with evaluating(model):
+        for batch in windows.split(batch_size):
+            logits = model(batch[:, :-1]).logits_BTV
+            total += language_model_loss(logits.flatten(0, 1), batch[:, 1:].flatten(), one).ce.double()
+    loss = (total / windows[:, 1:].numel()).item()
+    return {"val/loss": loss, "val/ppl": perplexity(loss)}
+
+
+@torch.no_grad()
+def probe_attention(model: GPT, windows: Tensor) -> dict[str, float]:
+    """Largest attention logit (signed, and absolute) and mean normalised entropy, of the model and of each layer."""
+    stats: list[AttentionStats] = []
+    with evaluating(model):
+        model(windows[:, :-1], stats)
+    largest_L = torch.stack([s.max_logit_H.amax() for s in stats]).tolist()
+    absolute_L = torch.stack([s.max_abs_logit_H.amax() for s in stats]).tolist()
+    entropy_L = torch.stack([s.entropy_H.mean() for s in stats]).tolist()
+    measured = {
+        "attn/max_logit": _max(largest_L),
+        "attn/max_abs_logit": _max(absolute_L),
+        "attn/entropy": sum(entropy_L) / len(entropy_L),
+    }
+    for layer, (logit, entropy) in enumerate(zip(largest_L, entropy_L, strict=True)):
+        measured[f"attn/max_logit/L{layer:02d}"] = logit
+        measured[f"attn/entropy/L{layer:02d}"] = entropy
+    return measured
+
+
+def _max(values: list[float]) -> float:
+    """Python's max hides a NaN that is not the first value."""
+    return math.nan if any(math.isnan(v) for v in values) else max(values)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

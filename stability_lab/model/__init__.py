@@ -1,0 +1,1 @@
+"""A decoder-only GPT, written once, whose seams stabilizers fill."""

@@ -1,0 +1,1 @@
+"""What is minimised: next-token cross-entropy and the auxiliary terms that stabilizers add."""

@@ -1,0 +1,107 @@
+"""The files of a run: `metrics.jsonl` and `events.jsonl` grow line by line, the others are replaced whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+
+
+class RunFiles:
+    """Writer of one run directory, which is created if it is missing.
+
+    What was written survives the death of the process at any moment: a killed run loses at most the rows of
+    the call it was in. Nothing is forced to the disk, so a power cut may cost more. A full disk raises
+    `OSError`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._open: dict[str, int] = {}
+
+    def log_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append one line a row to `metrics.jsonl`; NaN and infinities are kept as `NaN` and `Infinity`."""
+        self._append(METRICS, rows)
+
+    def log_event(self, event: Mapping[str, Any]) -> None:
+        """Append one line to `events.jsonl`."""
+        self._append(EVENTS, [event])
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Replace the file `name`; a reader sees the old content or the new one, never a part."""
+        self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Replace the file `name`; a reader sees the old content or the new one, never a part."""
+        temporary = self.path / f".{name}.{os.getpid()}.tmp"
+        try:
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, self.path / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        block = "".join(json.dumps(dict(row)) + "\n" for row in rows).encode()
+        if not block:
+            return
+        if name not in self._open:
+            path = self.path / name
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._open[name] = descriptor
+            _mend(path, descriptor)
+        descriptor = self._open[name]
+        size = os.fstat(descriptor).st_size
+        try:
+            while block:
+                block = block[os.write(descriptor, block) :]
+        except OSError:
+            # What fitted on a full disk would stand in the middle of the file once there is space again.
+            with suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a `.jsonl` file; a last line that a killed writer left unfinished is skipped.
+
+    Raises `ValueError` with file and line number where any other line is not a JSON object.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    if not _is_row(lines[-1]):
+        lines.pop()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not _is_row(line):
+            raise ValueError(f"{path}, line {number} is not a JSON object")
+        rows.append(json.loads(line))
+    return rows
+
+
+def _is_row(line: str | bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _mend(path: Path, descriptor: int) -> None:
+    """Finish or remove the last line of a file that a killed writer left, before anything is appended."""
+    size = os.fstat(descriptor).st_size
+    if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
+        return
+    content = path.read_bytes()
+    start = content.rfind(b"\n") + 1
+    if _is_row(content[start:]):
+        os.write(descriptor, b"\n")
+    else:
+        os.ftruncate(descriptor, start)

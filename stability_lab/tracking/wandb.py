@@ -1,0 +1,249 @@
+"""Mirror of a run in Weights & Biases; no other file imports wandb."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import secrets
+import shlex
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stability_lab.tracking.manifest import redact
+from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
+
+_log = logging.getLogger("stability_lab")
+
+MODES = ("auto", "online", "offline", "disabled")
+_WANDB_MODE = {"run": "online", "shared": "online", "dryrun": "offline", "": "auto"}
+# Limits of the service on ids, names and tags; an id also becomes part of a file name.
+_MAX_ID, _MAX_NAME, _MAX_TAG = 96, 128, 64
+# An upload that has not ended by then is given up: the files on disk can still be synced.
+_FINISH_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class WandbTracking:
+    """Settings of the mirror.
+
+    `mode` is `auto` (WANDB_MODE if set, else online with a configured key, else offline), `online`, `offline`
+    or `disabled`. `init_timeout_s` bounds the wait for the server, after which the run is recorded offline.
+    """
+
+    project: str = "stability_lab"
+    entity: str | None = None
+    mode: str = "auto"
+    init_timeout_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}, but must be one of {', '.join(MODES)}")
+        if not (math.isfinite(self.init_timeout_s) and self.init_timeout_s > 0):
+            raise ValueError(
+                f"init_timeout_s is {self.init_timeout_s!r}, but must be a number of seconds > 0"
+            )
+        if not self.project:
+            raise ValueError("project is empty, but must name a W&B project")
+
+    def start(self, run_info: RunInfo) -> Tracker:
+        """Open a W&B run below `run_info.dir / "wandb"`; whatever fails is one warning and no mirror."""
+        if self.mode == "disabled":
+            return NullTracker()
+        try:
+            return _start(self, run_info)
+        except Exception as error:
+            _log.warning("W&B does not work here (%s); tracking=local runs without it", _first_line(error))
+            return NullTracker()
+
+
+class _WandbRun:
+    def __init__(self, run: Any, files: Path, *, offline: bool) -> None:
+        self._run, self._files, self._offline = run, files, offline
+        self.id: str | None = run.id
+
+    @property
+    def hint(self) -> str:
+        if not self._offline:
+            return self._run.url or self._sync("run-*")
+        return self._sync("offline-run-*")
+
+    def _sync(self, pattern: str) -> str:
+        # The names begin with the time of the start: a resumed run must be synced after its first part.
+        parts = sorted(self._files.glob(f"{pattern}-{self.id}"))
+        return " ".join(["wandb sync", *(shlex.quote(str(part)) for part in parts)])
+
+    def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self._run.log(dict(row))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        if "event" not in event or "step" not in event:
+            return
+        numbers = {
+            f"event/{event['event']}/{key}": value
+            for key, value in event.items()
+            if key != "step" and isinstance(value, (int, float))
+        }
+        self._run.log({"step": event["step"], f"event/{event['event']}": 1, **numbers})
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        self._run.summary.update(dict(summary))
+        try:
+            self._run.finish(exit_code=exit_code)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the upload to W&B did not end in time; later: {self._sync('run-*')}"
+            ) from error
+
+
+def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
+    began = time.monotonic()
+    mode = tracking.mode
+    if mode == "auto":
+        asked = os.environ.get("WANDB_MODE", "")
+        mode = _WANDB_MODE.get(asked, asked)
+        if mode not in MODES:
+            raise ValueError(f"WANDB_MODE is {asked!r}, but must be one of online, offline, disabled")
+    if mode == "disabled":
+        return NullTracker()
+
+    import wandb
+
+    files = run_info.dir.resolve() / "wandb"
+    run_id = run_info.resume_id or run_id_from(run_info.name)
+    with _service_log_below(files):
+        if mode != "offline" and _has_credentials(wandb, warn=mode == "online"):
+            try:
+                # A run that waits for a dead server also holds up the end of the process, so ask before there is one.
+                _reach(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
+                timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
+                run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
+                return _WandbRun(run, files, offline=False)
+            except _Unreachable as error:
+                _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", error)
+            except Exception as error:
+                _log.warning("W&B did not take the run (%s); it is recorded offline", _first_line(error))
+                # The service keeps the id of the failed attempt to itself until the process ends.
+                run_id = run_id_from(run_info.name)
+        run = _init(wandb, tracking, run_info, run_id, "offline", tracking.init_timeout_s)
+        return _WandbRun(run, files, offline=True)
+
+
+class _Unreachable(Exception):
+    pass
+
+
+def _reach(url: str, timeout_s: float) -> None:
+    """Raise `_Unreachable` unless the server gives an answer of any kind within `timeout_s`."""
+    outcome: list[str] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
+        except Exception as error:
+            reason = getattr(error, "reason", error)
+            # A certificate that Python does not know is for wandb, which has its own settings, to judge.
+            if not isinstance(reason, ssl.SSLError):
+                outcome.append(f"{url}: {reason}")
+                return
+        outcome.append("")
+
+    # Looking up a name has no timeout of its own, hence the thread.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    problem = outcome[0] if outcome else f"{url}: no answer within {timeout_s:g} s"
+    if problem:
+        raise _Unreachable(problem)
+
+
+def _has_credentials(wandb: Any, *, warn: bool) -> bool:
+    """Whether wandb itself finds a key (environment, netrc, settings file); never asks and never connects."""
+    wandb.setup(settings=wandb.Settings(mode="online", silent=True))
+    try:
+        found = wandb.login(prompt=False, verify=False)
+    except Exception as error:
+        _log.warning("the W&B key cannot be used (%s); this run is recorded offline", _first_line(error))
+        return False
+    if warn and not found:
+        _log.warning(
+            "tracking.mode=online, but no W&B key is configured (wandb login); this run is recorded offline"
+        )
+    return found
+
+
+def _init(
+    wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, mode: str, timeout_s: float
+) -> Any:
+    wandb.setup(settings=wandb.Settings(mode=mode, silent=True))
+    run = wandb.init(
+        project=tracking.project,
+        entity=tracking.entity,
+        mode=mode,
+        id=run_id,
+        resume="allow" if run_info.resume_id and mode == "online" else None,
+        reinit="create_new",
+        name=run_info.name[:_MAX_NAME],
+        group=run_info.group[:_MAX_NAME] if run_info.group else None,
+        tags=list(dict.fromkeys(tag[:_MAX_TAG] for tag in run_info.tags if tag)),
+        notes=run_info.notes,
+        config=redact(run_info.config),
+        dir=str(run_info.dir.resolve()),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            disable_code=True,
+            disable_git=True,
+            host="",
+            init_timeout=timeout_s,
+            finish_timeout=_FINISH_TIMEOUT_S,
+            finish_timeout_raises=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+        ),
+    )
+    run.define_metric("step")
+    run.define_metric("tokens")
+    # One NaN would stay in W&B's own summaries for ever, so there are none.
+    run.define_metric("*", step_metric="step", summary="none")
+    return run
+
+
+def run_id_from(name: str) -> str:
+    """A readable id of letters, digits, dots, underscores and dashes that no other run has."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_MAX_ID] or "run"
+    return f"{slug}-{secrets.token_hex(3)}"
+
+
+@contextmanager
+def _service_log_below(files: Path) -> Iterator[None]:
+    """Keep the log of wandb's service process, which it would put into the home directory, inside the run.
+
+    The process starts with the first run and serves all later ones: its log stands in the first directory.
+    """
+    if "WANDB_CACHE_DIR" in os.environ:
+        yield
+        return
+    os.environ["WANDB_CACHE_DIR"] = str(files / "cache")
+    try:
+        yield
+    finally:
+        del os.environ["WANDB_CACHE_DIR"]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0]

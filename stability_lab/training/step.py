@@ -1,0 +1,130 @@
+"""One optimizer step: micro-batches, gradient norm, clipping, the update, and the step's measurements.
+
+Everything stays on the device. The measurements are 0-d tensors that become one row of a device buffer, which the
+loop copies to the host when it flushes. Shape letters: A micro-batches, B sequences in each, T tokens, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from stability_lab.model.gpt import GPT
+from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
+from stability_lab.seams import LossTerm
+from stability_lab.training.optimizer import guarded_step
+
+COLUMNS = (
+    "train/loss",
+    "train/z_loss",
+    "train/z_raw",
+    "train/log_z_mean",
+    "train/log_z_max",
+    "optim/grad_norm",
+    "optim/clip_coef",
+    "optim/loss_scale",
+    "optim/skipped",
+    "attn/logit_bound",
+    "bad",
+)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    return torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
+
+
+class LossScale:
+    """Dynamic loss scale for fp16, on the device: halved at an overflow, doubled after 2,000 good steps."""
+
+    def __init__(self, device: torch.device, enabled: bool):
+        self.enabled = enabled
+        self.value = torch.tensor(65536.0 if enabled else 1.0, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, overflow: Tensor) -> None:
+        if self.enabled:
+            torch._amp_update_scale_(self.value, self.good_steps, overflow, 2.0, 0.5, 2000)
+
+
+class TrainStep:
+    """(tokens (A*B, T+1)) -> one row of `COLUMNS`, fp32, on the device.
+
+    From the first step whose loss or gradient norm is not finite on, no update happens: weights and optimizer state
+    keep their bits until the loop, at its next flush, reads the flag `bad` and stops. A step that the fp16 loss scale
+    skips (gradients overflow, loss finite, scale above 1) is no such step.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        terms: Sequence[LossTerm],
+        optimizer: torch.optim.AdamW,
+        *,
+        grad_accum_steps: int,
+        grad_clip: float | None,
+        precision: str,
+        compile: bool,
+    ):
+        self.model, self.optimizer = model, optimizer
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.device = self.parameters[0].device
+        self.grad_accum_steps, self.grad_clip, self.precision = grad_accum_steps, grad_clip, precision
+        self.scale = LossScale(self.device, precision == "fp16")
+        self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.forward = forward_loss(model, terms)
+        if compile:
+            self.forward = torch.compile(self.forward, fullgraph=True)
+
+    def __call__(self, tokens: Tensor, lr: float) -> Tensor:
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        n = (targets != IGNORE).sum().float()
+        inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
+        for parameter in self.parameters:
+            parameter.grad = None
+        sums, bound = self._accumulate(inputs, targets, inv_n)
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.stack(torch._foreach_norm(grads)).norm() / self.scale.value
+        coef = torch.ones_like(norm)
+        if self.grad_clip is not None:
+            coef = (self.grad_clip / (norm + 1e-6)).clamp_max(1.0)
+        overflow = ~norm.isfinite()
+        loss = sums[0] * inv_n
+        skipped = overflow & loss.isfinite() & (self.scale.value > 1)
+        bad = (overflow | ~loss.isfinite()) & ~skipped
+        self.stopped |= bad
+        scale = self.scale.value.clone()
+        guarded_step(self.optimizer, lr, scale / coef, (self.stopped | skipped).float())
+        self.scale.update(overflow.float())
+        row = (loss, *(s * inv_n for s in sums[1:4]), sums[4], norm, coef, scale, skipped, bound, bad)
+        return torch.stack([value.float() for value in row])
+
+    def _accumulate(self, inputs: Tensor, targets: Tensor, inv_n: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Backward over all micro-batches; sums of ce, terms, z_raw, log_z, then the maxima of |log Z| and bound."""
+        sums = [torch.zeros((), device=self.device) for _ in range(4)]
+        largest = [torch.zeros((), device=self.device) for _ in range(2)]
+        for x, y in zip(inputs.chunk(self.grad_accum_steps), targets.chunk(self.grad_accum_steps), strict=True):
+            with autocast(self.device, self.precision):
+                loss, bound = self.forward(x, y, inv_n)
+            (loss.objective * self.scale.value if self.scale.enabled else loss.objective).backward()
+            parts = (loss.ce, loss.terms, loss.z_raw, loss.log_z)
+            sums = [total + part for total, part in zip(sums, parts, strict=True)]
+            largest = [torch.maximum(a, b) for a, b in zip(largest, (loss.log_z_max, bound), strict=True)]
+        return [*sums, largest[0]], largest[1]
+
+
+def forward_loss(
+    model: GPT, terms: Sequence[LossTerm]
+) -> Callable[[Tensor, Tensor, Tensor], tuple[LossSums, Tensor]]:
+    """The part of a step that torch.compile sees: (inputs, targets, 1/N) -> loss sums and attention-logit bound."""
+
+    def forward(inputs_BT: Tensor, targets_BT: Tensor, inv_n: Tensor) -> tuple[LossSums, Tensor]:
+        output = model(inputs_BT)
+        sums = language_model_loss(output.logits_BTV.flatten(0, 1), targets_BT.flatten(), inv_n, terms)
+        return sums, output.attn_logit_bound_L.amax()
+
+    return forward
