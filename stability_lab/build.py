@@ -63,7 +63,8 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
         try:
             seams = stabilizer.apply(seams)
         except SeamConflict as error:
-            raise ConfigError(f"stabilizer={[s.name for s in stabilizers]}: {error}") from error
+            names = ",".join(s.name for s in stabilizers)
+            raise ConfigError(f"stabilizer=[{names}]: {error}") from error
     return seams
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import ssl
 import threading
 import time
@@ -97,7 +98,7 @@ class _WandbRun:
         self._run.log({"step": event["step"], f"event/{event['event']}": 1, **numbers})
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self._run.summary.update(dict(summary))
+        self._run.summary.update(_with_nan_shown(summary))
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
@@ -117,6 +118,8 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     if mode == "disabled":
         return NullTracker()
 
+    # Its reports to its makers fail loudly, and late, where there is no network.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     files = run_info.dir.resolve() / "wandb"
@@ -124,7 +127,7 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     with _service_log_below(files):
         if mode != "offline" and _has_credentials(wandb, warn=mode == "online"):
             try:
-                # A run that waits for a dead server also holds up the end of the process, so ask before there is one.
+                # A run that waits for a dead server would also hold up the end of the process.
                 _reach(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
                 timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
                 run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
@@ -133,7 +136,10 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
                 _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", error)
             except Exception as error:
                 _log.warning("W&B did not take the run (%s); it is recorded offline", _first_line(error))
-                # The service keeps the id of the failed attempt to itself until the process ends.
+                if run_info.resume_id is None:
+                    for empty in files.glob(f"run-*-{run_id}"):
+                        shutil.rmtree(empty, ignore_errors=True)
+                # The service does not give the id of the failed attempt free until the process ends.
                 run_id = run_id_from(run_info.name)
         run = _init(wandb, tracking, run_info, run_id, "offline", tracking.init_timeout_s)
         return _WandbRun(run, files, offline=True)
@@ -243,6 +249,13 @@ def _service_log_below(files: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ["WANDB_CACHE_DIR"]
+
+
+def _with_nan_shown(value: Any) -> Any:
+    """W&B makes null of a NaN in a summary; in its history it writes the word."""
+    if isinstance(value, Mapping):
+        return {key: _with_nan_shown(item) for key, item in value.items()}
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _first_line(error: Exception) -> str:

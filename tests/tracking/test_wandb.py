@@ -1,4 +1,5 @@
 import builtins
+import http.server
 import json
 import logging
 import os
@@ -6,6 +7,7 @@ import pty
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from stability_lab.tracking.wandb import WandbTracking, run_id_from
 FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
 
 RUN = """
-import logging, pathlib, sys, time
+import logging, os, pathlib, sys, time
 logging.basicConfig(format="LOG %(message)s")
+print("PID", os.getpid())
 from stability_lab.tracking.tracker import RunInfo
 from stability_lab.tracking.wandb import WandbTracking
 began = time.monotonic()
@@ -71,19 +74,20 @@ def inspect(folder, *options):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def processes_of_wandb():
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+def service_of(pid):
+    """Command lines of the processes that wandb started for the process `pid` and that still run."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"wandb-core" in (folder / "cmdline").read_bytes():
-                found.add(folder.name)
+            words = file.read_bytes().decode().split("\0")
         except OSError:
             continue
+        if "wandb-core" in words[0] and pid in words:
+            found.append(words)
     return found
 
 
 def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
-    before = processes_of_wandb()
     folders = [tmp_path / "out" / name for name in ("a", "b")]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -92,7 +96,7 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
     shown = start_runs(environment, {"mode": "auto"}, *folders, cwd=cwd)
 
     assert shown.stderr == ""
-    assert len(shown.stdout.splitlines()) == 4  # our own lines only
+    assert len(shown.stdout.splitlines()) == 5  # our own lines only
     hints = [line.removeprefix("HINT ") for line in shown.stdout.splitlines() if line.startswith("HINT")]
     ids = set()
     for n, (folder, hint) in enumerate(zip(folders, hints, strict=True)):
@@ -125,7 +129,8 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
     assert len(ids) == 2
     assert list(cwd.iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
-    assert processes_of_wandb() - before == set()
+    pid = shown.stdout.splitlines()[0].removeprefix("PID ")
+    assert service_of(pid) == []
 
 
 def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
@@ -190,6 +195,49 @@ def test_fake_key_with_the_default_timeout_stays_below_ten_seconds(tmp_path, env
     assert started_after_s(shown) < 10
 
 
+class Refuse(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_response(401)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(b'{"errors": [{"message": "invalid API key"}]}')
+
+    do_HEAD = do_GET = do_POST
+
+    def log_message(self, format, *args):
+        del format, args
+
+
+def test_refused_key_goes_offline(tmp_path, environment):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        environment["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_port}"
+        environment["WANDB_API_KEY"] = FAKE_KEY
+        began = time.monotonic()
+        try:
+            shown = start_runs(environment, {}, tmp_path)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert time.monotonic() - began < 20
+    assert started_after_s(shown) < 10
+    assert len(shown.stderr.splitlines()) == 1
+    assert "did not take the run" in shown.stderr
+    hint = next(line for line in shown.stdout.splitlines() if line.startswith("HINT"))
+    (run,) = (tmp_path / "wandb").glob("*run-*-*")
+    assert hint == f"HINT wandb sync {run}"
+
+
+def test_unknown_host_goes_offline_at_once(tmp_path, environment):
+    environment["WANDB_BASE_URL"] = "https://wandb.invalid"
+    environment["WANDB_API_KEY"] = FAKE_KEY
+    shown = start_runs(environment, {}, tmp_path)
+    assert started_after_s(shown) < 10
+    assert len(shown.stderr.splitlines()) == 1
+    assert "cannot be reached" in shown.stderr
+
+
 def test_malformed_key_goes_offline(tmp_path, environment):
     environment["WANDB_API_KEY"] = "short"
     shown = start_runs(environment, {}, tmp_path)
@@ -211,6 +259,7 @@ def test_wandb_mode_counts_only_in_auto(info, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert isinstance(WandbTracking().start(info), NullTracker)
     tracker = WandbTracking(mode="offline").start(info)
+    assert len(service_of(str(os.getpid()))) == 1
     tracker.finish({}, 0)
     assert tracker.id is not None
     assert tracker.hint.startswith("wandb sync ")
