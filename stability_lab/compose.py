@@ -116,8 +116,9 @@ def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     chosen = plain.get(STABILIZER) or {}
+    assert isinstance(chosen, dict)
     notices = []
-    for name, options in list(chosen.items()) if isinstance(chosen, Mapping) else []:
+    for name, options in list(chosen.items()):
         if isinstance(options, Mapping) and "_target_" not in options:
             del chosen[name]
             keys = ", ".join(f"stabilizer.{name}.{option}" for option in options)

@@ -83,7 +83,12 @@ def _job(cfg: Any) -> int:
     started = time.time()
     outcome = execute(checked(cfg), overrides, in_sweep=in_sweep, number=number)
     if in_sweep:
-        record = {"job": number, **outcome._asdict(), "path": str(outcome.path), "seconds": time.time() - started}
+        record = {
+            "job": number,
+            **outcome._asdict(),
+            "path": str(outcome.path),
+            "seconds": time.time() - started,
+        }
         with (Path(hydra_config.sweep.dir) / JOBS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if outcome.exit_code in (130, 143):
@@ -134,5 +139,3 @@ def _table(jobs: list[dict[str, Any]]) -> str:
             f"{job['job']:>4}  {job['status']:<12} {verdict:<12} {loss:>9} {job['seconds']:>8.1f}  {job['path']}"
         )
     return "\n".join(lines)
-
-

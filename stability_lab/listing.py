@@ -68,4 +68,6 @@ def stabilizers() -> list[dict[str, Any]]:
 
 def _yaml(value: Any) -> str:
     """A value as it is written on the command line."""
-    return {True: "true", False: "false", None: "null"}.get(value, value) if not isinstance(value, float) else f"{value:g}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -63,9 +63,7 @@ def execute(composed: Composed, overrides: Sequence[str], *, in_sweep: bool, num
             files.close()
 
 
-def _train(
-    composed: Composed, overrides: Sequence[str], digest: str, files: RunFiles, number: int | None
-) -> Outcome:
+def _train(composed: Composed, overrides: Sequence[str], digest: str, files: RunFiles, number: int | None) -> Outcome:
     config, path = composed.config, files.path
     names = sorted(config.stabilizer)
     job = f"job {number}: " if number is not None else ""
@@ -329,4 +327,3 @@ def _sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 
@@ -42,7 +41,7 @@ class PlainQK(nn.Module):
 class LossTerm(Protocol):
     """An auxiliary loss: each token's log Z (logsumexp of its logits, fp32) -> its weighted penalty in nats."""
 
-    def __call__(self, log_z_N: Tensor) -> Tensor: ...
+    def __call__(self, log_z_N: Tensor, /) -> Tensor: ...
 
 
 def layer_norm(d: int, layer: int | None, role: str) -> nn.Module:
@@ -100,8 +99,3 @@ class Stabilizer(Protocol):
     summary: str
 
     def apply(self, seams: Seams) -> Seams: ...
-
-
-def fp32(x: Tensor) -> Tensor:
-    """`x` in fp32 (fp64 stays): norms, softmax and losses never run in a lower precision."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

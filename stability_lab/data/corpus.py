@@ -207,9 +207,7 @@ def _check_val_every(val_every: int) -> None:
         raise ValueError(f"val_every={val_every}: must be a whole number, 2 or more")
 
 
-def _description(
-    name: str, documents: Documents, *, version: str, source: str, licence: str
-) -> dict[str, str | int]:
+def _description(name: str, documents: Documents, *, version: str, source: str, licence: str) -> dict[str, str | int]:
     return {
         "name": name,
         "version": version,
@@ -256,9 +254,7 @@ def _read_utf8(path: Path) -> bytes:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"data.path: {path} cannot be read ({error.strerror}); give a file that can."
-        ) from error
+        raise ConfigError(f"data.path: {path} cannot be read ({error.strerror}); give a file that can.") from error
     offset = _utf8_error(text)
     if offset is not None:
         raise ConfigError(

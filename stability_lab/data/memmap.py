@@ -162,9 +162,7 @@ def _write_entry(folder: Path, key: dict[str, Any], documents: Documents, tokeni
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_tokens(
-    path: Path, documents: Documents, tokenizer: Tokenizer, dtype: np.dtype
-) -> npt.NDArray[np.int64]:
+def _write_tokens(path: Path, documents: Documents, tokenizer: Tokenizer, dtype: np.dtype) -> npt.NDArray[np.int64]:
     """Writes the ids and returns how often each occurs, shape (vocab_size,)."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     with path.open("wb") as file:

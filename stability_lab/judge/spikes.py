@@ -40,9 +40,7 @@ class SpikeScore:
     name: str = "olmo_core"
 
 
-def spike_score(
-    x: ArrayLike, *, window: int = 128, threshold: float = 6.0, two_sided: bool = False
-) -> SpikeScore:
+def spike_score(x: ArrayLike, *, window: int = 128, threshold: float = 6.0, two_sided: bool = False) -> SpikeScore:
     """Score the series `x` of shape (steps,); a non-finite value is a spike and enters no window.
 
     Raises `ValueError` for another shape, a window below 2 or a threshold that is not positive.

@@ -19,9 +19,7 @@ MARGIN_NATS = 0.05
 # A shorter run says nothing about finite divergence.
 MIN_STEPS = 100
 
-_ADVICE = (
-    "try a lower optimizer.lr, a longer schedule.warmup_steps or a stabilizer such as +stabilizer=qknorm"
-)
+_ADVICE = "try a lower optimizer.lr, a longer schedule.warmup_steps or a stabilizer such as +stabilizer=qknorm"
 
 
 @dataclass(frozen=True)
@@ -90,15 +88,11 @@ def verdict(
         steps = f"{n_spikes} of {losses.size} steps {'is a spike' if n_spikes == 1 else 'are spikes'}"
         return Verdict("spiky", f"The run learned, but {steps}; {_ADVICE}.")
     if n_spikes is None:
-        return Verdict(
-            "stable", "The loss fell and stayed finite; the run is too short to be tested for spikes."
-        )
+        return Verdict("stable", "The loss fell and stayed finite; the run is too short to be tested for spikes.")
     return Verdict("stable", "The loss fell and stayed finite, without a spike.")
 
 
-def _nonfinite(
-    losses: NDArray[np.float64], norms: NDArray[np.float64], final_val_loss: float | None
-) -> Verdict | None:
+def _nonfinite(losses: NDArray[np.float64], norms: NDArray[np.float64], final_val_loss: float | None) -> Verdict | None:
     bad = np.flatnonzero(~(np.isfinite(losses) & np.isfinite(norms)))
     if bad.size:
         at = int(bad[0])
@@ -106,9 +100,7 @@ def _nonfinite(
         return Verdict("diverged", f"The {name} is {value} at step {at + 1}; {_ADVICE}.", at + 1)
     if final_val_loss is not None and not math.isfinite(final_val_loss):
         step = losses.size
-        return Verdict(
-            "diverged", f"The validation loss is {final_val_loss} after step {step}; {_ADVICE}.", step
-        )
+        return Verdict("diverged", f"The validation loss is {final_val_loss} after step {step}; {_ADVICE}.", step)
     return None
 
 

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from stability_lab.config import ModelConfig
 from stability_lab.model.rope import rotate
-from stability_lab.seams import AttentionShape, Seams, fp32
+from stability_lab.numerics import fp32
+from stability_lab.seams import AttentionShape, Seams
 
 QUERY_BLOCK = 256  # rows of logits that the explicit path holds at once
 
@@ -115,9 +116,7 @@ def explicit_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: fl
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
 
-def _attend_block(
-    q_BHCK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, start: int, dropout: float
-) -> Tensor:
+def _attend_block(q_BHCK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, start: int, dropout: float) -> Tensor:
     with torch.autocast(q_BHCK.device.type, enabled=False):
         logits, future = _block_logits(q_BHCK, k_BHSK, scale, start)
         weights = logits.masked_fill(future, -math.inf).softmax(-1)

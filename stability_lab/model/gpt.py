@@ -31,10 +31,12 @@ class GPT(nn.Module):
         assert config.vocab_size is not None
         d, t = config.d_model, config.seq_len
         self.config, self.seams = config, seams
+        self.position_table: Tensor
+        self.rope_cos: Tensor
+        self.rope_sin: Tensor
         self.backend = choose_backend(config.attention, seams)
         self.embed = nn.Embedding(config.vocab_size, d)
         self.embed_positions = nn.Embedding(t, d) if config.positions == "learned" else None
-        self.rope: tuple[Tensor, Tensor] | None = None
         if config.positions == "rope":
             cos, sin = rope_table(t, d // config.n_heads, config.rope_theta)
             self.register_buffer("rope_cos", cos, persistent=False)

@@ -7,7 +7,7 @@ device: values are drawn on the CPU in fp32.
 |----------|--------------------------------------------|----------------------------------------------|------------|
 | normal   | std (OLMo 2: 0.02, truncated at 3)         | std                                          | std        |
 | gpt2     | std (GPT-2: 0.02)                          | std / sqrt(2 L)                              | std        |
-| mitchell | 1 / sqrt(fan_in)                           | 1 / sqrt(2 fan_in (l + 1)), l the 0-based layer | 1 / sqrt(d) |
+| mitchell | 1 / sqrt(fan_in)                           | 1 / sqrt(2 fan_in (l + 1)), l from 0         | 1 / sqrt(d) |
 | fan_in   | 1 / sqrt(fan_in)                           | 1 / sqrt(fan_in)                             | 1 / sqrt(d) |
 
 Sources: GPT-2; OLMo 2 (arXiv:2501.00656), 3.3; `mitchell` as in the OLMo code; `fan_in` as in Wortsman et al.

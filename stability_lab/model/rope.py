@@ -3,23 +3,47 @@
 Shape letters: B batch, T tokens, H heads, K head_dim, D d_model.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from stability_lab.numerics import fp32
+
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i / K), each (T, 1, K / 2) in fp32: they broadcast over heads."""
+    """cos and signed sin of position * theta^(-2i / K), each (T, 1, K) in fp32; they broadcast over heads.
+
+    Entry i and entry i + K/2 of a head form a pair with one angle; the first half of sin carries a minus.
+    """
     inverse_wavelength = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse_wavelength)
-    return angle.cos().float().unsqueeze(1), angle.sin().float().unsqueeze(1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), -1).float().unsqueeze(1), torch.cat((-sin, sin), -1).float().unsqueeze(1)
 
 
 def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + K/2) of each head, in fp32; dtype of the input."""
+    """Rotate the pairs of each head by the angles of `rope_table`, in fp32; dtype of the input."""
     t = x_BTHK.shape[1]
-    cos, sin = cos[:t], sin[:t]
-    first, second = x_BTHK.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BTHK.dtype)
+    return _Rotate.apply(fp32(x_BTHK), cos[:t], sin[:t]).to(x_BTHK.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back, so nothing of `x` need be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return torch.addcmul(x * cos, _swap_halves(x), sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+        cos, sin = ctx.saved_tensors
+        return torch.addcmul(grad * cos, _swap_halves(grad), sin, value=-1), None, None
+
+
+def _swap_halves(x: Tensor) -> Tensor:
+    return x.roll(x.shape[-1] // 2, -1)
 
 
 def sinusoidal_table(seq_len: int, d_model: int) -> Tensor:

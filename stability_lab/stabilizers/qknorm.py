@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stability_lab.seams import AttentionShape, Seams, fp32
+from stability_lab.numerics import fp32, rms_norm
+from stability_lab.seams import AttentionShape, Seams
 
 NORMS = ("rms", "layer", "l2")
 SCOPES = ("head", "full")
@@ -52,7 +53,7 @@ class QKNorm(nn.Module):
     def _normalise(self, x_BTHK: Tensor, gain: Tensor | None) -> Tensor:
         x = fp32(x_BTHK if self.scope == "head" else x_BTHK.flatten(-2))
         if self.norm == "rms":
-            x = F.rms_norm(x, x.shape[-1:], gain, self.eps)
+            x = rms_norm(x, gain, self.eps)
         elif self.norm == "layer":
             x = F.layer_norm(x, x.shape[-1:], gain, None, self.eps)
         else:

@@ -11,17 +11,19 @@ Seam: `norm`. Fast path: any. Papers: Zhang and Sennrich (arXiv:1910.07467); OLM
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stability_lab.seams import Seams, fp32
+from stability_lab.numerics import rms_norm
+from stability_lab.seams import Seams
 
 
 class RMSNorm(nn.RMSNorm):
     """(..., D) -> (..., D); fp32 inside, the input's dtype outside."""
 
+    eps: float
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(fp32(x), self.normalized_shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)

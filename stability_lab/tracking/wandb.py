@@ -50,9 +50,7 @@ class WandbTracking:
         if self.mode not in MODES:
             raise ValueError(f"mode is {self.mode!r}, but must be one of {', '.join(MODES)}")
         if not (math.isfinite(self.init_timeout_s) and self.init_timeout_s > 0):
-            raise ValueError(
-                f"init_timeout_s is {self.init_timeout_s!r}, but must be a number of seconds > 0"
-            )
+            raise ValueError(f"init_timeout_s is {self.init_timeout_s!r}, but must be a number of seconds > 0")
         if not self.project:
             raise ValueError("project is empty, but must name a W&B project")
 
@@ -102,9 +100,7 @@ class _WandbRun:
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
-            raise TimeoutError(
-                f"the upload to W&B did not end in time; later: {self._sync('run-*')}"
-            ) from error
+            raise TimeoutError(f"the upload to W&B did not end in time; later: {self._sync('run-*')}") from error
 
 
 def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
@@ -184,15 +180,11 @@ def _has_credentials(wandb: Any, *, warn: bool) -> bool:
         _log.warning("the W&B key cannot be used (%s); this run is recorded offline", _first_line(error))
         return False
     if warn and not found:
-        _log.warning(
-            "tracking.mode=online, but no W&B key is configured (wandb login); this run is recorded offline"
-        )
+        _log.warning("tracking.mode=online, but no W&B key is configured (wandb login); this run is recorded offline")
     return found
 
 
-def _init(
-    wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, mode: str, timeout_s: float
-) -> Any:
+def _init(wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, mode: str, timeout_s: float) -> Any:
     wandb.setup(settings=wandb.Settings(mode=mode, silent=True))
     run = wandb.init(
         project=tracking.project,

@@ -88,7 +88,10 @@ class Loop:
             started = time.perf_counter()
             self._train(step)
             last = step == self.plan.max_steps
-            validation, probe = _due(step, self.plan.eval_every, last), _due(step, self.plan.probe_every, last)
+            validation, probe = (
+                _due(step, self.plan.eval_every, last),
+                _due(step, self.plan.probe_every, last),
+            )
             if not (validation or probe or len(self._pending) == self.plan.log_every):
                 self._spent += time.perf_counter() - started
                 continue
@@ -167,7 +170,11 @@ class Loop:
         if probe:
             history.max_attn_logit = max(history.max_attn_logit, measured["attn/max_logit"])
         if validation and not measured["val/loss"] >= history.best.get("val/loss", float("inf")):
-            history.best = {"val/loss": measured["val/loss"], "val/ppl": measured["val/ppl"], "step": len(history.loss)}
+            history.best = {
+                "val/loss": measured["val/loss"],
+                "val/ppl": measured["val/ppl"],
+                "step": len(history.loss),
+            }
         return measured
 
 
@@ -235,5 +242,3 @@ def _spikes(score: SpikeScore, steps: np.ndarray) -> dict[str, Any]:
         "resolution": score.resolution,
         "steps": [int(steps[i]) for i in score.indices],
     }
-
-

@@ -45,9 +45,7 @@ def build_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     )
 
 
-def guarded_step(
-    optimizer: torch.optim.AdamW, lr: float, grad_divisor: torch.Tensor, call_off: torch.Tensor
-) -> None:
+def guarded_step(optimizer: torch.optim.AdamW, lr: float, grad_divisor: torch.Tensor, call_off: torch.Tensor) -> None:
     """One update with gradients divided by `grad_divisor`; nothing at all changes where `call_off` is 1.
 
     Both are 0-d fp32 tensors on the parameters' device. torch's fused kernel reads them there (the way GradScaler

@@ -7,10 +7,9 @@ loop copies to the host when it flushes. Shape letters: A micro-batches, B seque
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, _amp_update_scale_, _foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
 from stability_lab.model.gpt import GPT
 from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
@@ -34,7 +33,7 @@ COLUMNS = (
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
 
 
@@ -48,7 +47,7 @@ class LossScale:
 
     def update(self, overflow: Tensor) -> None:
         if self.enabled:
-            torch._amp_update_scale_(self.value, self.good_steps, overflow, 2.0, 0.5, 2000)
+            _amp_update_scale_(self.value, self.good_steps, overflow, 2.0, 0.5, 2000)
 
 
 class TrainStep:
@@ -88,7 +87,7 @@ class TrainStep:
             parameter.grad = None
         sums, bound = self._accumulate(inputs, targets, inv_n)
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.stack(torch._foreach_norm(grads)).norm() / self.scale.value
+        norm = torch.stack(_foreach_norm(grads)).norm() / self.scale.value
         coef = torch.ones_like(norm)
         if self.grad_clip is not None:
             coef = (self.grad_clip / (norm + 1e-6)).clamp_max(1.0)
@@ -117,9 +116,7 @@ class TrainStep:
         return [*sums, largest[0]], largest[1]
 
 
-def forward_loss(
-    model: GPT, terms: Sequence[LossTerm]
-) -> Callable[[Tensor, Tensor, Tensor], tuple[LossSums, Tensor]]:
+def forward_loss(model: GPT, terms: Sequence[LossTerm]) -> Callable[[Tensor, Tensor, Tensor], tuple[LossSums, Tensor]]:
     """The part of a step that torch.compile sees: (inputs, targets, 1/N) -> loss sums and attention-logit bound."""
 
     def forward(inputs_BT: Tensor, targets_BT: Tensor, inv_n: Tensor) -> tuple[LossSums, Tensor]:

@@ -88,9 +88,7 @@ def test_stdlib_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         Stdlib().documents()
 
 
-def test_stdlib_skips_tests_build_data_and_other_encodings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stdlib_skips_tests_build_data_and_other_encodings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (
         "a.py",
         "pkg/b.py",

@@ -23,9 +23,7 @@ def test_samples_do_not_depend_on_what_was_read_before() -> None:
     for first in (0, 950, 340, 120, 730):
         used.batch(first, 16)
     for first in (95, 0, 512):
-        np.testing.assert_array_equal(
-            used.batch(first, 16), TrainSampler(TOKENS, 10, data_seed=3).batch(first, 16)
-        )
+        np.testing.assert_array_equal(used.batch(first, 16), TrainSampler(TOKENS, 10, data_seed=3).batch(first, 16))
 
 
 def test_batch_holds_the_windows_at_starts() -> None:
@@ -35,9 +33,7 @@ def test_batch_holds_the_windows_at_starts() -> None:
     np.testing.assert_array_equal(batch, starts[:, None] + np.arange(11))  # TOKENS[i] is i
 
 
-@pytest.mark.parametrize(
-    ("length", "seq_len", "n"), [(1003, 10, 100), (1001, 10, 100), (1000, 10, 99), (11, 10, 1)]
-)
+@pytest.mark.parametrize(("length", "seq_len", "n"), [(1003, 10, 100), (1001, 10, 100), (1000, 10, 99), (11, 10, 1)])
 def test_an_epoch_is_a_permutation_of_all_windows(length: int, seq_len: int, n: int) -> None:
     sampler = TrainSampler(np.arange(length), seq_len, data_seed=5)
     assert sampler.n_windows == n
@@ -48,9 +44,7 @@ def test_an_epoch_is_a_permutation_of_all_windows(length: int, seq_len: int, n: 
 
 def test_seeds_and_epochs_differ() -> None:
     orders = [
-        tuple(TrainSampler(TOKENS, 10, seed).starts(epoch * 100, 100))
-        for seed in (0, 1, -1)
-        for epoch in range(3)
+        tuple(TrainSampler(TOKENS, 10, seed).starts(epoch * 100, 100)) for seed in (0, 1, -1) for epoch in range(3)
     ]
     assert len(set(orders)) == len(orders)
 

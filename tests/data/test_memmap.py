@@ -96,9 +96,7 @@ def test_unigram_entropy_matches_scipy() -> None:
     assert data.unigram_entropy == pytest.approx(-3 * letter * np.log(letter) - end * np.log(end), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32), (200_000, np.uint32)]
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32), (200_000, np.uint32)])
 def test_wide_vocabularies_use_four_bytes(vocab_size: int, dtype: type) -> None:
     tokenizer = WideTokenizer(vocab_size)
     data = load_tokens(Words(), tokenizer)
@@ -186,9 +184,7 @@ def test_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Pat
     assert list(cache.iterdir()) == []
 
 
-def test_entry_made_by_another_process_meanwhile_is_kept(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_entry_made_by_another_process_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     publish, seen = memmap_module._publish, []
 
     def publish_late(temporary: Path, entry: Path, key: dict[str, object]) -> None:
@@ -213,9 +209,7 @@ def test_entry_made_by_another_process_meanwhile_is_kept(
         ({}, "home/.cache/stability_lab"),
     ],
 )
-def test_cache_dir(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], expected: str
-) -> None:
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], expected: str) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("STABILITY_LAB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

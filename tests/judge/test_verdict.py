@@ -24,9 +24,7 @@ def fall(n=300, to=2.0):
 
 
 def fall_and_rise(n=300, low=2.0, end=4.0):
-    return np.concatenate(
-        [np.linspace(L0, low, n // 2), np.full(n // 4, low), np.full(n - n // 2 - n // 4, end)]
-    )
+    return np.concatenate([np.linspace(L0, low, n // 2), np.full(n // 4, low), np.full(n - n // 2 - n // 4, end)])
 
 
 def test_stable_and_spiky():

@@ -45,9 +45,7 @@ def test_close_then_append(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
-@pytest.mark.parametrize(
-    ("tail", "kept"), [('{"step": 2, "lo', []), ('{"step": 2}', [{"step": 2}]), ("{", [])]
-)
+@pytest.mark.parametrize(("tail", "kept"), [('{"step": 2, "lo', []), ('{"step": 2}', [{"step": 2}]), ("{", [])])
 def test_unfinished_last_line(tmp_path, tail, kept):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + tail)
@@ -80,9 +78,7 @@ def test_killed_writer_leaves_whole_lines(tmp_path):
         "    files.log_rows([{'step': i, 'pad': 'x' * 500}])\n"
         "    if i == 50: print('go', flush=True)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as child:
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "go\n"
         child.kill()

@@ -45,9 +45,7 @@ def environment(tmp_path):
     """A home without any W&B state and no W&B variable, so that a developer's own key cannot take part."""
     home = tmp_path / "home"
     home.mkdir()
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith("WANDB_") and key != "NETRC"
-    }
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_") and key != "NETRC"}
     return {
         **kept,
         "HOME": str(home),
@@ -123,9 +121,7 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
         assert (spike["step"], spike["event/spike"], spike["event/spike/value"]) == (2, 1, 9.5)
         metrics = [record["metric"] for record in records if record["type"] == "metric"]
         assert any(m.get("glob_name") == "*" and m["step_metric"] == "step" for m in metrics)
-        assert any(
-            record["run"].get("run_group") == "sweep-1" for record in records if record["type"] == "run"
-        )
+        assert any(record["run"].get("run_group") == "sweep-1" for record in records if record["type"] == "run")
     assert len(ids) == 2
     assert list(cwd.iterdir()) == []
     assert list((tmp_path / "home").iterdir()) == []
@@ -136,9 +132,7 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
 def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
     # The first run of the process is another one; the other two are two parts of the run "kept-1".
     script = RUN.replace("pathlib.Path(folder))", "pathlib.Path(folder), resume_id='kept-1' if n else None)")
-    script = script.replace(
-        "    tracker = ", "    time.sleep(1.1)  # folders are named by the second\n    tracker = "
-    )
+    script = script.replace("    tracker = ", "    time.sleep(1.1)  # folders are named by the second\n    tracker = ")
     assert script.count("kept-1") == script.count("sleep") == 1
     folder = tmp_path / "run"
     folder.mkdir()
@@ -278,9 +272,7 @@ def test_unknown_wandb_mode_is_one_warning(info, monkeypatch, caplog):
     assert "WANDB_MODE is 'oflline'" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "error", [ModuleNotFoundError("No module named 'wandb'"), RuntimeError("broken build")]
-)
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'wandb'"), RuntimeError("broken build")])
 def test_missing_or_broken_wandb_is_one_warning(info, monkeypatch, caplog, error):
     real = builtins.__import__
 

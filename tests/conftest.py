@@ -1,0 +1,96 @@
+"""Fixtures of all tests: nothing reaches the network or the user's cache, and runs are tiny but composed from
+the real configuration."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.config import TrainConfig
+
+# Before anything imports torch: more threads slow tensors of this size down. Child processes inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+TINY = (
+    "model.d_model=32",
+    "model.n_layers=2",
+    "model.n_heads=4",
+    "model.seq_len=16",
+    "trainer.micro_batch_size=4",
+    "trainer.max_steps=5",
+    "trainer.eval_sequences=8",
+    "trainer.device=cpu",
+    "diagnostics.probe_sequences=2",
+    "schedule.warmup_steps=2",
+    "optimizer.lr=1e-2",
+    "tracking=local",
+)
+
+ComposeConfig = Callable[..., TrainConfig]
+
+
+@functools.cache
+def _compose(*overrides: str) -> TrainConfig:
+    (job,) = compose_jobs(read_command_line(overrides))
+    return job.config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart_from_the_user() -> Iterator[None]:
+    """An own token cache, no W&B account and no network."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="stability-lab-tests-") as cache,
+    ):
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("STABILITY_LAB_CACHE", cache)
+        yield
+
+
+@pytest.fixture(scope="session")
+def compose_config() -> ComposeConfig:
+    """`compose_config(*overrides)`: the checked configuration of `train OVERRIDES`; do not change it."""
+    return _compose
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> ComposeConfig:
+    """`tiny_config(*overrides)`: as `compose_config`, two layers of width 32; later overrides win."""
+    return lambda *overrides: _compose(*TINY, *overrides)
+
+
+@pytest.fixture(scope="session")
+def tiny_overrides() -> tuple[str, ...]:
+    """The same as words for a command line."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_config):
+    """`tiny_run(*overrides)`: a freshly built `Run` of `tiny_config(*overrides)`."""
+    from stability_lab.build import build_run
+
+    return lambda *overrides: build_run(tiny_config(*overrides))
+
+
+@pytest.fixture(scope="session")
+def train_steps():
+    """`train_steps(run, n)`: the rows of the run's first n steps, as dicts of floats."""
+    import torch
+
+    from stability_lab.training.step import COLUMNS
+
+    def train(run, n: int) -> list[dict[str, float]]:
+        size = run.config.trainer.micro_batch_size * run.config.trainer.grad_accum_steps
+        rows = []
+        for step in range(1, n + 1):
+            batch = torch.from_numpy(run.sampler.batch((step - 1) * size, size))
+            rows.append(dict(zip(COLUMNS, run.step(batch, run.schedule.lr(step)).tolist(), strict=True)))
+        return rows
+
+    return train

@@ -1,0 +1,145 @@
+"""Every YAML file composes and builds, and YAML and schemas have the same keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stability_lab import build
+from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.config import OPEN_SETS, TrainConfig, config_dir, typed_fields
+
+OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
+FIELDS = typed_fields(TrainConfig)
+CLOSED_SETS = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML keeps the last of two equal keys and says nothing; this loader says it."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key stands twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def read(path: Path) -> dict[str, Any]:
+    content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+    assert isinstance(content, dict), path
+    return content
+
+
+def compose_one(*arguments: str) -> Composed:
+    (composed,) = compose_jobs(read_command_line(arguments))
+    return composed
+
+
+class FewTokens:
+    """Stands for a corpus where only its vocabulary matters."""
+
+    vocab_size = 257
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, name = option.split("/")
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 100, encoding="utf-8")
+    if group in ("data", "tokenizer"):
+        extra = ["model.seq_len=16", *([f"data.path={text}"] if name == "text" else [])]
+    else:
+        monkeypatch.setattr(build, "load_data", lambda config: FewTokens())
+        extra = []
+    composed = compose_one(f"{group}={name}", *extra)
+    build.check(composed.config)
+    assert composed.notices == ()
+    if group == "model":
+        assert composed.config.model.name == name
+    if group == "stabilizer":
+        assert set(composed.config.stabilizer) == {name} - {"none"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
+    group, name = option.split("/")
+    composed = compose_one(f"{group}={name}", *(["data.path=x"] if option == "data/text" else []))
+    if group in CLOSED_SETS:
+        assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
+        return
+    chosen = composed.plain[group]
+    nodes = chosen.values() if group == "stabilizer" else [chosen]
+    for node in nodes:
+        module, _, class_name = node["_target_"].rpartition(".")
+        cls = getattr(importlib.import_module(module), class_name)
+        assert set(node) - {"_target_"} == set(typed_fields(cls)), option
+        # The value stands in the YAML; the class repeats it for those who use it without Hydra.
+        built = build.instantiate(node, group)
+        for field in dataclasses.fields(cls):
+            if field.default is not dataclasses.MISSING and (group, field.name) != ("tracking", "mode"):
+                assert getattr(built, field.name) == field.default, f"{option}: {field.name}"
+
+
+def assert_same_keys(plain: dict[str, Any], schema: Any, prefix: str) -> None:
+    kinds = typed_fields(schema)
+    assert set(plain) == set(kinds), prefix
+    for name, kind in kinds.items():
+        if dataclasses.is_dataclass(kind):
+            assert_same_keys(plain[name], kind, f"{prefix}.{name}")
+
+
+def test_the_root_and_its_groups_are_the_whole_schema() -> None:
+    root = read(config_dir() / "train.yaml")
+    groups = {key for entry in root["defaults"] if isinstance(entry, dict) for key in entry if " " not in key}
+    own = set(root) - {"defaults", "hydra"}
+    assert own | groups == set(FIELDS)
+    assert not own & groups, "a key has two values"
+    assert groups == {*CLOSED_SETS, *OPEN_SETS}
+
+
+def test_values_stand_only_in_yaml() -> None:
+    schemas: list[Any] = [TrainConfig, *CLOSED_SETS.values(), typed_fields(CLOSED_SETS["model"])["init"]]
+    for schema in schemas:
+        for field in dataclasses.fields(schema):
+            assert field.default is field.default_factory is dataclasses.MISSING, f"{schema.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "train"])
+def test_no_file_has_a_key_twice(option: str) -> None:
+    assert read(config_dir() / f"{option}.yaml") is not None
+
+
+def test_configs_holds_the_root_and_its_groups_only() -> None:
+    files = {path.relative_to(config_dir()).as_posix() for path in config_dir().rglob("*") if path.is_file()}
+    assert files == {"train.yaml", *(f"{option}.yaml" for option in OPTIONS)}
+    assert {option.split("/")[0] for option in OPTIONS} == {*CLOSED_SETS, *OPEN_SETS}
+
+
+def test_a_stabilizer_file_is_keyed_by_its_own_name() -> None:
+    for path in (config_dir() / "stabilizer").glob("*.yaml"):
+        assert set(read(path)) == {path.stem} - {"none"}
+
+
+@pytest.mark.parametrize(
+    ("model", "total"), [("gpt2_124m", 124_439_808), ("gpt_nano", None), ("gpt_micro", None), ("gpt_27m", None)]
+)
+def test_model_sizes_are_what_the_files_say(model: str, total: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from stability_lab.model.gpt import parameter_counts
+    from stability_lab.seams import Seams
+
+    config = compose_one(f"model={model}").config
+    with torch.device("meta"):
+        counts = parameter_counts(build.build_model(config, 257, Seams()))
+    if total is not None:
+        assert counts["total"] == total
+    about = {"gpt_nano": 0.79e6, "gpt_micro": 4.7e6}
+    if model in about:
+        assert counts["non_embedding"] == pytest.approx(about[model], rel=0.02)
+    if model == "gpt_27m":
+        assert counts["total"] == pytest.approx(26.7e6, rel=0.01)

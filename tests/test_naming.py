@@ -1,0 +1,110 @@
+"""Names that are safe anywhere and say what varies; folders that are never shared or lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from stability_lab.config import ConfigError
+from stability_lab.naming import LONGEST, Claim, claim_directory, run_name, slug, sweep_name
+
+FINGERPRINT = "0a1b2c3d4e5f"
+
+
+def test_slug_is_safe_in_any_shell() -> None:
+    assert slug("a b/c=[1,2] 'x'") == "a-b-c-1-2-x"
+    assert slug("../x") == "x"
+    assert slug("3e-2") == "3e-2"
+
+
+def test_run_name_says_what_varies() -> None:
+    overrides = [("seed", "1"), ("optimizer.lr", "0.03"), ("stabilizer.zloss.weight", "1e-5"), ("tracking", "local")]
+    name = run_name(["zloss", "qknorm"], overrides, FINGERPRINT)
+    assert name == "qknorm-zloss_lr0.03_seed1_zloss.weight1e-5_0a1b2c3d"
+    assert run_name(["qknorm", "zloss"], reversed(overrides), FINGERPRINT) == name
+    assert run_name([], [], FINGERPRINT) == "none_0a1b2c3d"
+
+
+@pytest.mark.parametrize("key", ["output_dir", "group", "run_name", "if_exists", "hydra.sweep.dir", "tracking.mode"])
+def test_paths_and_logging_are_no_part_of_a_name(key: str) -> None:
+    assert run_name([], [(key, "x")], FINGERPRINT) == "none_0a1b2c3d"
+
+
+def test_a_large_value_is_not_named_like_a_small_one() -> None:
+    large, small = (run_name([], [("optimizer.lr", f"{lr:g}")], FINGERPRINT) for lr in (1e38, 1e-38))
+    assert large != small
+
+
+def test_long_names_are_cut_but_keep_their_hash() -> None:
+    overrides = [(f"model.some_long_key_{i}", "1" * 20) for i in range(20)]
+    name = run_name(["qknorm"], overrides, FINGERPRINT)
+    assert len(name) == LONGEST
+    assert name.endswith("_0a1b2c3d")
+
+
+def test_sweep_name_depends_on_the_whole_command_but_not_on_its_order() -> None:
+    name = sweep_name(["stabilizer", "optimizer.lr"], ["stabilizer=a,b", "optimizer.lr=1,2"])
+    assert re.fullmatch(r"sweep_stabilizer_lr_[0-9a-f]{8}", name)
+    assert sweep_name(["stabilizer", "optimizer.lr"], ["optimizer.lr=1,2", "stabilizer=a,b"]) == name
+    assert sweep_name(["stabilizer", "optimizer.lr"], ["optimizer.lr=1,3", "stabilizer=a,b"]) != name
+
+
+def finish(path: Path, status: str) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "summary.json").write_text(json.dumps({"status": status}), encoding="utf-8")
+
+
+def test_new_makes_numbered_siblings(tmp_path: Path) -> None:
+    wanted = tmp_path / "out" / "runs" / "a"
+    claims = [claim_directory(wanted, "new") for _ in range(3)]
+    assert [claim.path.name for claim in claims] == ["a", "a-2", "a-3"]
+    assert not any(claim.finished for claim in claims)
+    assert all(claim.path.is_dir() for claim in claims)
+
+
+@pytest.mark.parametrize("status", ["completed", "diverged"])
+def test_skip_finds_a_finished_run(tmp_path: Path, status: str) -> None:
+    wanted = tmp_path / "a"
+    finish(wanted, "interrupted")
+    finish(tmp_path / "a-2", status)
+    assert claim_directory(wanted, "skip") == Claim(tmp_path / "a-2", finished=True)
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
+def test_skip_runs_again_what_did_not_finish(tmp_path: Path, status: str) -> None:
+    finish(tmp_path / "a", status)
+    assert claim_directory(tmp_path / "a", "skip") == Claim(tmp_path / "a-2")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{"])
+def test_skip_takes_a_damaged_summary_for_an_unfinished_run(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text(content, encoding="utf-8")
+    assert claim_directory(tmp_path / "a", "skip") == Claim(tmp_path / "a-2")
+
+
+def test_error_refuses_an_existing_folder(tmp_path: Path) -> None:
+    assert claim_directory(tmp_path / "a", "error").path == tmp_path / "a"
+    with pytest.raises(ConfigError, match="if_exists=error: .*a exists"):
+        claim_directory(tmp_path / "a", "error")
+
+
+def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    run.mkdir()
+    (run / "thesis.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(ConfigError, match="if_exists=overwrite: .* left alone"):
+        claim_directory(run, "overwrite")
+    assert (run / "thesis.txt").exists()
+    (run / "config.yaml").write_text("seed: 0\n", encoding="utf-8")
+    assert claim_directory(run, "overwrite").path == run
+    assert list(run.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="output_dir: cannot create"):
+        claim_directory(tmp_path / "file" / "runs" / "a", "new")
