@@ -92,7 +92,11 @@ def device_of(config: TrainConfig) -> torch.device:
 def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams) -> GPT:
     """The model on torch's default device, its weights not yet drawn."""
     vocab_size = config.model.vocab_size or data_vocab_size
-    return GPT(dataclasses.replace(config.model, vocab_size=vocab_size), seams)
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    try:
+        return GPT(model, seams, device_of(config).type, config.trainer.precision)
+    except SeamConflict as error:
+        raise ConfigError(f"stabilizer=[{','.join(sorted(config.stabilizer))}]: {error}") from error
 
 
 def check(config: TrainConfig) -> None:

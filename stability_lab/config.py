@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -58,13 +59,14 @@ class ModelConfig:
     d_ff: int | None = _key(ge=1)  # null: 4 * d_model
     seq_len: int = _key(ge=1)
     vocab_size: int | None = _key(ge=2)  # null: the tokenizer's
+    pad_vocab_to: int | None = _key(ge=2)  # rows of embedding and head; the added ones never enter log Z
     mlp: str = _key(one_of=("gelu", "swiglu"))
     bias: bool = _key()  # of the linear layers
     tied_head: bool = _key()
     positions: str = _key(one_of=("rope", "learned", "sinusoidal", "none"))
     rope_theta: float = _key(gt=0)
     dropout: float = _key(ge=0, lt=1)
-    attention: str = _key(one_of=("auto", "sdpa", "explicit"))
+    attention: str = _key(one_of=("auto", "sdpa", "explicit", "flex"))
     init: InitConfig = _key()
 
 
@@ -102,7 +104,7 @@ class TrainerConfig:
     grad_accum_steps: int = _key(ge=1)
     grad_clip: float | None = _key(gt=0)  # null: off; the norm is measured all the same
     precision: str = _key(one_of=("fp32", "bf16", "fp16"))
-    compile: str = _key(one_of=("off", "full"))
+    compile: str = _key(one_of=("off", "block", "full"))
     device: str = _key(one_of=("auto", "cpu", "cuda"))
     threads: int | None = _key(ge=1)  # CPU threads; null: as many as torch takes
     deterministic: bool = _key()
@@ -146,6 +148,10 @@ OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     """The typed and checked configuration of a resolved plain dict; ConfigError for anything that is wrong."""
     config = _typed(TrainConfig, plain, "")
+    for key in ("group", "run_name"):
+        name = getattr(config, key)
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}", name):
+            raise ConfigError(f"{key}={name}: must be a folder's name of letters, digits, '.', '_' and '-', up to 96")
     _check_model(config.model)
     return config
 

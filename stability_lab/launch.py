@@ -57,31 +57,43 @@ def _run_hydra(command: CommandLine, extra: list[str]) -> int:
     argv = sys.argv
     sys.argv = ["stability_lab train", *command.flags, *command.overrides, *extra]
     outcomes: list[int] = []
+    refused: list[ConfigError] = []
 
     def task(cfg: Any) -> int:
-        code = _job(cfg)
-        outcomes.append(code)
-        return code
+        try:
+            outcomes.append(_job(cfg, argv))
+        except ConfigError as error:
+            refused.append(error)  # Hydra would print a traceback
+            return 2
+        return outcomes[-1]
 
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
     finally:
         sys.argv = argv
+    if refused and not command.multirun:
+        raise refused[0]
     return outcomes[-1] if outcomes else 0
 
 
-def _job(cfg: Any) -> int:
-    """One job inside Hydra; never raises but for an interruption, so that the other jobs of a sweep go on."""
+def _job(cfg: Any, argv: Sequence[str]) -> int:
+    """One job inside Hydra. Raises for an interruption, and ConfigError where its folder cannot be had."""
     from hydra.core.hydra_config import HydraConfig
 
-    from stability_lab.run import execute
+    from stability_lab.run import Outcome, execute
 
     hydra_config = HydraConfig.get()
     in_sweep = hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN"
     number = int(hydra_config.job.num) + 1 if in_sweep else None
     overrides = list(hydra_config.overrides.task)
     started = time.time()
-    outcome = execute(checked(cfg), overrides, in_sweep=in_sweep, number=number)
+    try:
+        outcome = execute(checked(cfg), overrides, argv, in_sweep=in_sweep, number=number)
+    except ConfigError as error:
+        if not in_sweep:
+            raise
+        _log.error("job %s: error: %s", number, error)
+        outcome = Outcome(Path(), "failed", None, None, 2)
     if in_sweep:
         record = {
             "job": number,

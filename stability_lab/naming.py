@@ -19,7 +19,7 @@ _ELSEWHERE = ("stabilizer", "output_dir", "group", "run_name", "if_exists", "hyd
 
 
 def slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("e+", "e")).strip("-.")
 
 
 def run_name(stabilizers: Iterable[str], overrides: Iterable[tuple[str, str]], fingerprint: str) -> str:
@@ -49,14 +49,16 @@ class Claim(NamedTuple):
     finished: bool = False  # a run of this fingerprint is already complete here, and the policy is `skip`
 
 
-def claim_directory(path: Path, if_exists: str) -> Claim:
+def claim_directory(path: Path, if_exists: str, fingerprint: str) -> Claim:
     """Make the folder of a run and own it, or say that the run is already there.
 
-    `new`: path, else path-2, path-3, ... `skip`: as `new`, unless the run stands there finished. `error`: ConfigError
+    `new`: path, else path-2, path-3, ... `skip`: as `new`, unless a run of this fingerprint stands there finished. `error`: ConfigError
     where it exists. `overwrite`: what is there is removed, if it is a run.
     """
-    if if_exists == "skip" and any(_finished(p) for p in _siblings(path)):
-        return Claim(next(p for p in _siblings(path) if _finished(p)), finished=True)
+    if if_exists == "skip":
+        for sibling in _siblings(path):
+            if _finished(sibling, fingerprint):
+                return Claim(sibling, finished=True)
     if if_exists == "overwrite" and path.exists():
         if not (path / "config.yaml").is_file():
             raise ConfigError(f"if_exists=overwrite: {path} is not a run's folder, so it is left alone")
@@ -80,9 +82,11 @@ def _siblings(path: Path) -> list[Path]:
     return [path, *sorted(path.parent.glob(f"{path.name}-*"))] if path.parent.is_dir() else []
 
 
-def _finished(path: Path) -> bool:
+def _finished(path: Path, fingerprint: str) -> bool:
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary, manifest = (
+            json.loads((path / name).read_text(encoding="utf-8")) for name in ("summary.json", "manifest.json")
+        )
     except (OSError, ValueError):
         return False
-    return isinstance(summary, dict) and summary.get("status") in ("completed", "diverged")
+    return summary.get("status") in ("completed", "diverged") and manifest.get("fingerprint") == fingerprint

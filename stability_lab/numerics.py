@@ -14,6 +14,11 @@ def fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def soft_cap(x: Tensor, cap: Tensor) -> Tensor:
+    """cap * tanh(x / cap), elementwise in fp32 (fp64 stays)."""
+    return cap * torch.tanh(fp32(x) / cap)
+
+
 def rms_norm(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv:1910.07467), in fp32; fp32 (or fp64) out.
 

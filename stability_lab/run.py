@@ -25,7 +25,7 @@ from stability_lab.tracking.jsonl import RunFiles
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
 from stability_lab.training.checkpoint import save_weights
-from stability_lab.training.loop import Loop, Plan, Row, summarise
+from stability_lab.training.loop import LAST, Loop, Plan, Row, summarise
 from stability_lab.training.progress import Progress
 
 _log = logging.getLogger("stability_lab")
@@ -44,13 +44,16 @@ class Terminated(BaseException):
     """SIGTERM, as an exception, so that it ends a run the way Ctrl-C does."""
 
 
-def execute(composed: Composed, overrides: Sequence[str], *, in_sweep: bool, number: int | None) -> Outcome:
+def execute(
+    composed: Composed, overrides: Sequence[str], argv: Sequence[str], *, in_sweep: bool, number: int | None
+) -> Outcome:
     """Train; whatever happens, what was measured is on disk and the outcome says how the run ended."""
     config = composed.config
     digest = fingerprint(composed.plain, __version__)
     claim = claim_directory(
         Path(config.output_dir) / (config.group or SINGLE_RUNS) / (config.run_name or _name(config, overrides, digest)),
         config.if_exists or ("skip" if in_sweep else "new"),
+        digest,
     )
     if claim.finished:
         _log.info("%s is already finished: skipped (if_exists=new runs it again)", claim.path)
@@ -58,17 +61,25 @@ def execute(composed: Composed, overrides: Sequence[str], *, in_sweep: bool, num
     files = RunFiles(claim.path)
     with _log_file(claim.path / "train.log"), _sigterm():
         try:
-            return _train(composed, overrides, digest, files, number)
+            return _train(composed, overrides, argv, digest, files, number)
         finally:
             files.close()
 
 
-def _train(composed: Composed, overrides: Sequence[str], digest: str, files: RunFiles, number: int | None) -> Outcome:
+def _train(
+    composed: Composed,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+    digest: str,
+    files: RunFiles,
+    number: int | None,
+) -> Outcome:
     config, path = composed.config, files.path
     names = sorted(config.stabilizer)
     job = f"job {number}: " if number is not None else ""
     _log.info("%sstabilizers: %s", job, ", ".join(names) or "none")
-    for notice in composed.notices:
+    notices = [*composed.notices, *_notices(config)]
+    for notice in notices:
         _log.info("notice: %s", notice)
     files.write_text("config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(composed.plain))))
     files.write_json("summary.json", {"status": "running"})
@@ -77,11 +88,9 @@ def _train(composed: Composed, overrides: Sequence[str], digest: str, files: Run
     status, reason = "failed", None
     try:
         run = build_run(config)
-        for notice in _notices(config):
-            _log.info("notice: %s", notice)
-        facts = _facts(run, digest, overrides, composed.notices)
+        facts = _facts(run, digest, overrides, notices)
         tracker = _tracker(run, composed, path)
-        files.write_json("manifest.json", manifest(extra={"run": path.name, **facts, "tracker_id": tracker.id}))
+        files.write_json("manifest.json", manifest(argv, {"run": path.name, **facts, "tracker_id": tracker.id}))
         _log.info("%s", _opening(run))
         progress = Progress(config.trainer.max_steps, path.name)
         loop = Loop(
@@ -163,7 +172,9 @@ def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
     pairs = {"optimizer.lr": f"{config.optimizer.lr:g}", "seed": str(config.seed)}
     for line in overrides:
         key, _, value = line.lstrip("+~").partition("=")
-        pairs.setdefault(key, value)
+        group, _, option = key.partition(".")
+        if group != "stabilizer" or option.split(".")[0] in config.stabilizer:
+            pairs.setdefault(key, value)
     return run_name(config.stabilizer, pairs.items(), digest)
 
 
@@ -269,7 +280,8 @@ def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None)
     lines = {
         "status": f"{summary['status']} (exit code {summary['exit_code']})",
         "verdict": f"{summary['verdict']}: {summary['reason']}",
-        "train": _loss(final, "train") + f" (mean of the last 20 of {summary['steps']} steps)",
+        "train": _loss(final, "train")
+        + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
         "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
         "grad-norm spikes": spiked,
         "largest attention logit": f"{summary['max_attn_logit']:.4g} on the probe batch",

@@ -49,13 +49,16 @@ class FewTokens:
 def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group, name = option.split("/")
     text = tmp_path / "text.txt"
-    text.write_text("a line of text\n" * 100, encoding="utf-8")
-    if group in ("data", "tokenizer"):
-        extra = ["model.seq_len=16", *([f"data.path={text}"] if name == "text" else [])]
+    # Enough different words to learn a vocabulary from.
+    text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(5000)), encoding="utf-8")
+    if option in ("data/sotu", "data/stdlib"):
+        extra = ["model.seq_len=16"]
+    elif group in ("data", "tokenizer"):
+        extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
     else:
         monkeypatch.setattr(build, "load_data", lambda config: FewTokens())
         extra = []
-    composed = compose_one(f"{group}={name}", *extra)
+    composed = compose_one(*dict.fromkeys([f"{group}={name}", *extra]))
     build.check(composed.config)
     assert composed.notices == ()
     if group == "model":
@@ -85,7 +88,7 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
 
 
 def assert_same_keys(plain: dict[str, Any], schema: Any, prefix: str) -> None:
-    kinds = typed_fields(schema)
+    kinds: dict[str, Any] = typed_fields(schema)
     assert set(plain) == set(kinds), prefix
     for name, kind in kinds.items():
         if dataclasses.is_dataclass(kind):

@@ -88,7 +88,7 @@ def test_skip_takes_a_damaged_summary_for_an_unfinished_run(tmp_path: Path, cont
 
 def test_error_refuses_an_existing_folder(tmp_path: Path) -> None:
     assert claim_directory(tmp_path / "a", "error").path == tmp_path / "a"
-    with pytest.raises(ConfigError, match="if_exists=error: .*a exists"):
+    with pytest.raises(ConfigError, match=r"if_exists=error: .*a exists"):
         claim_directory(tmp_path / "a", "error")
 
 
@@ -96,7 +96,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     run = tmp_path / "a"
     run.mkdir()
     (run / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(ConfigError, match="if_exists=overwrite: .* left alone"):
+    with pytest.raises(ConfigError, match=r"if_exists=overwrite: .* left alone"):
         claim_directory(run, "overwrite")
     assert (run / "thesis.txt").exists()
     (run / "config.yaml").write_text("seed: 0\n", encoding="utf-8")

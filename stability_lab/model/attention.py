@@ -1,8 +1,8 @@
-"""Causal self-attention with grouped keys and values, and the two ways to compute it.
+"""Causal self-attention with grouped keys and values, and the ways to compute it.
 
-Back-ends are chosen once, in the constructor. `sdpa` is torch's fused kernel. `explicit` forms the logits in fp32,
-a block of queries at a time: it is the reference for tests and the path of the probe, because fused kernels do not
-give the logits away.
+Back-ends are chosen once, before the model is built. `sdpa` is torch's fused kernel. `explicit` forms the logits in
+fp32, a block of queries at a time: the reference for tests, the path of the probe (fused kernels do not give the
+logits away) and, on CPU, that of stabilizers that act on single logits. `flex` is compiled FlexAttention on CUDA.
 
 Shape letters: B batch, T query tokens, S key tokens, D d_model, H heads, G key/value heads, K head_dim, C a block
 of queries.
@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stability_lab.config import ModelConfig
+from stability_lab.config import ConfigError, ModelConfig
+from stability_lab.model.flex import flex_attention
 from stability_lab.model.rope import rotate
 from stability_lab.numerics import fp32
-from stability_lab.seams import AttentionShape, Seams
+from stability_lab.seams import AttentionShape, ScoreMod, Seams
 
 QUERY_BLOCK = 256  # rows of logits that the explicit path holds at once
 
@@ -32,19 +33,49 @@ class Backend(NamedTuple):
     reason: str
 
 
-def choose_backend(requested: str, seams: Seams) -> Backend:
-    """The back-end of every layer and why; both go to the log and the manifest."""
+def choose_backend(requested: str, seams: Seams, device_type: str = "cpu", precision: str = "fp32") -> Backend:
+    """The back-end of every layer and why; both go to the log and the manifest.
+
+    ConfigError where what was asked for cannot honour a stabilizer: none is ever dropped.
+    """
+    for_logits = seams.owners.get("score_mod", ())
+    restored = seams.owners.get("score_restore", ())
+    if restored:
+        if precision != "fp16":
+            raise ConfigError(
+                f"trainer.precision={precision}: stabilizer {restored[0]} with mode=query_key_layer changes only "
+                f"rounding unless logits are formed in fp16; use trainer.precision=fp16 or another mode"
+            )
+        if requested not in ("auto", "explicit"):
+            raise ConfigError(
+                f"model.attention={requested}: stabilizer {restored[0]} with mode=query_key_layer needs explicit "
+                f"logits; use model.attention=auto"
+            )
+        return Backend("explicit", f"{restored[0]} forms logits in fp16")
+    if requested == "flex" and device_type == "cpu":
+        raise ConfigError(
+            "model.attention=flex: FlexAttention has no backward pass on CPU; use auto, sdpa or explicit there"
+        )
+    if requested == "sdpa" and for_logits:
+        raise ConfigError(
+            f"model.attention=sdpa: fused attention cannot apply stabilizer {for_logits[0]}; use model.attention=auto"
+        )
     if requested != "auto":
         return Backend(requested, f"model.attention={requested}")
-    return Backend("sdpa", "no stabilizer acts on the attention logits")
+    if not for_logits:
+        return Backend("sdpa", "no stabilizer acts on single attention logits")
+    if device_type == "cuda":
+        return Backend("flex", f"{for_logits[0]} acts on single attention logits, which no other fused kernel allows")
+    return Backend("explicit", f"{for_logits[0]} acts on single attention logits, and there is no fused kernel on CPU")
 
 
 class AttentionStats(NamedTuple):
-    """Exact statistics of one layer's logits, after scaling and before the mask's -inf; (H,) each, fp32."""
+    """Exact statistics of one layer's logits, after scaling and before `score_mod` and mask; fp32."""
 
     max_logit_H: Tensor  # signed
     max_abs_logit_H: Tensor
     entropy_H: Tensor  # mean over queries of entropy / ln(number of keys), the first query left out
+    score_mod: dict[str, Tensor]  # 0-d: "share/REGION" and "pass/REGION" of `score_mod`'s regions, "pass" of all
 
 
 class Attention(nn.Module):
@@ -61,7 +92,11 @@ class Attention(nn.Module):
         self.wk = nn.Linear(d, g * self.head_dim, bias=config.bias)
         self.wv = nn.Linear(d, g * self.head_dim, bias=config.bias)
         self.wo = nn.Linear(d, d, bias=config.bias)
-        self.qk_transform = seams.qk_transform(AttentionShape(layer, config.n_layers, h, g, self.head_dim))
+        shape = AttentionShape(layer, config.n_layers, h, g, self.head_dim)
+        self.qk_transform = seams.qk_transform(shape)
+        self.attn_scale = seams.attn_scale(shape)
+        self.score_mod = seams.score_mod
+        self.restore = None if seams.score_restore is None else seams.score_restore(shape)
 
     def forward(
         self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None, stats: list[AttentionStats] | None = None
@@ -72,20 +107,24 @@ class Attention(nn.Module):
         k = self.wk(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
         v = self.wv(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
         q, k = self.qk_transform(q, k)
+        q = self.attn_scale(q)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        bound = logit_bound(q.detach(), k.detach(), self.scale)
+        bound = logit_bound(q.detach(), k.detach(), self.scale * (self.restore or 1.0))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if stats is not None:
-            stats.append(logit_stats(q, k, self.scale))
-        dropout = self.dropout if self.training else 0.0
-        if self.backend == "sdpa":
-            y_BHTK = F.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=self.n_kv_heads != self.n_heads
-            )
-        else:
-            y_BHTK = explicit_attention(q, k, v, self.scale, dropout)
+            stats.append(logit_stats(q, k, self.scale, self.restore, self.score_mod))
+        y_BHTK = self._attend(q, k, v)
         return self.wo(y_BHTK.transpose(1, 2).reshape(B, T, -1)), bound
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.n_kv_heads != self.n_heads
+        if self.backend == "sdpa":
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
+        if self.backend == "flex":
+            return flex_attention(q, k, v, self.score_mod, grouped)
+        return explicit_attention(q, k, v, self.scale, dropout, self.restore, self.score_mod)
 
     def extra_repr(self) -> str:
         return f"backend={self.backend}"
@@ -99,16 +138,26 @@ def logit_bound(q_BTHK: Tensor, k_BTGK: Tensor, scale: float) -> Tensor:
     return scale * (q_H * k_H).amax().sqrt()
 
 
-def explicit_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: float, dropout: float) -> Tensor:
-    """softmax(scale * q k^T + causal mask) v with logits and softmax in fp32; dtype of `v`.
+def explicit_attention(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    scale: float,
+    dropout: float = 0.0,
+    restore: float | None = None,
+    score_mod: ScoreMod | None = None,
+) -> Tensor:
+    """softmax(mask(score_mod(scale * q k^T))) v with logits and softmax in fp32; dtype of `v`.
 
-    Blocks of queries are recomputed in the backward pass, so memory is O(QUERY_BLOCK * S) and not O(T * S).
+    With `restore` the products are formed in fp16 and multiplied by it in fp32. Blocks of queries are recomputed in
+    the backward pass, so memory is O(QUERY_BLOCK * S) and not O(T * S).
     """
     k_BHSK, v_BHSK = _spread_kv(k_BGSK, q_BHTK.shape[1]), _spread_kv(v_BGSK, q_BHTK.shape[1])
     T = q_BHTK.shape[2]
     blocks = []
     for start, stop in _query_blocks(T):
-        args = (q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], v_BHSK[:, :, :stop], scale, start, dropout)
+        block = (q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], v_BHSK[:, :, :stop])
+        args = (*block, scale, start, dropout, restore, score_mod)
         if T > QUERY_BLOCK and torch.is_grad_enabled():
             blocks.append(checkpoint(_attend_block, *args, use_reentrant=False))
         else:
@@ -116,17 +165,33 @@ def explicit_attention(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: fl
     return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
 
 
-def _attend_block(q_BHCK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, scale: float, start: int, dropout: float) -> Tensor:
+def _attend_block(
+    q_BHCK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    scale: float,
+    start: int,
+    dropout: float,
+    restore: float | None,
+    score_mod: ScoreMod | None,
+) -> Tensor:
     with torch.autocast(q_BHCK.device.type, enabled=False):
-        logits, future = _block_logits(q_BHCK, k_BHSK, scale, start)
+        logits, future = _block_logits(q_BHCK, k_BHSK, scale, start, restore)
+        if score_mod is not None:
+            logits = score_mod(logits)  # before the mask: a capped -inf would let the future in
         weights = logits.masked_fill(future, -math.inf).softmax(-1)
         weights = F.dropout(weights, dropout) if dropout else weights
         return (weights @ fp32(v_BHSK)).to(v_BHSK.dtype)
 
 
-def _block_logits(q_BHCK: Tensor, k_BHSK: Tensor, scale: float, start: int) -> tuple[Tensor, Tensor]:
+def _block_logits(
+    q_BHCK: Tensor, k_BHSK: Tensor, scale: float, start: int, restore: float | None
+) -> tuple[Tensor, Tensor]:
     """Scaled logits (B, H, C, S) in fp32 of the queries from `start` on, and the mask of keys in their future."""
-    logits = (fp32(q_BHCK) * scale) @ fp32(k_BHSK).transpose(-1, -2)
+    if restore is None:
+        logits = (fp32(q_BHCK) * scale) @ fp32(k_BHSK).transpose(-1, -2)
+    else:
+        logits = fp32((q_BHCK.half() * scale) @ k_BHSK.half().transpose(-1, -2)) * restore
     c, s = logits.shape[-2:]
     query = torch.arange(start, start + c, device=logits.device)
     return logits, torch.arange(s, device=logits.device) > query[:, None]
@@ -142,22 +207,62 @@ def _spread_kv(x_BGSK: Tensor, n_heads: int) -> Tensor:
 
 
 @torch.no_grad()
-def logit_stats(q_BHTK: Tensor, k_BGSK: Tensor, scale: float) -> AttentionStats:
-    """Exact statistics per head over all pairs (query, key not in its future)."""
+def logit_stats(
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    scale: float,
+    restore: float | None = None,
+    score_mod: ScoreMod | None = None,
+) -> AttentionStats:
+    """Exact statistics over all pairs (query, key not in its future), per head.
+
+    Of a `score_mod`, the share of logits in each of its regions, and the share of gradient that passes: its slope,
+    averaged with the attention weights, since a logit's gradient is proportional to its weight. Regions without a
+    logit pass NaN.
+    """
     B, H, T, _ = q_BHTK.shape
     k_BHSK = _spread_kv(k_BGSK, H)
     largest = torch.full((H,), -math.inf, device=q_BHTK.device)
     smallest = torch.full((H,), math.inf, device=q_BHTK.device)
     entropy = torch.zeros(H, device=q_BHTK.device)
+    sums: dict[str, Tensor] = {}
     with torch.autocast(q_BHTK.device.type, enabled=False):
         for start, stop in _query_blocks(T):
-            logits, future = _block_logits(q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], scale, start)
+            logits, future = _block_logits(q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], scale, start, restore)
             smallest = torch.minimum(smallest, logits.masked_fill(future, math.inf).amin((0, 2, 3)))
-            logits = logits.masked_fill(future, -math.inf)
-            largest = torch.maximum(largest, logits.amax((0, 2, 3)))
-            log_p = logits.log_softmax(-1)
-            entropy_BHC = -(log_p.exp() * log_p.masked_fill(future, 0.0)).sum(-1)
+            largest = torch.maximum(largest, logits.masked_fill(future, -math.inf).amax((0, 2, 3)))
+            scores = logits if score_mod is None else score_mod(logits)
+            log_p = scores.masked_fill(future, -math.inf).log_softmax(-1)
+            p = log_p.exp()
+            entropy_BHC = -(p * log_p.masked_fill(future, 0.0)).sum(-1)
             # The first query sees one key: its entropy and ln 1 are both 0, and it is left out.
             n_keys = torch.arange(start + 1, stop + 1, device=q_BHTK.device).log()
             entropy += (entropy_BHC / n_keys.clamp_min(1e-9))[:, :, int(start == 0) :].sum((0, 2))
-    return AttentionStats(largest, torch.maximum(largest.abs(), smallest.abs()), entropy / (B * max(T - 1, 1)))
+            if score_mod is not None:
+                _add_score_mod(sums, score_mod, logits, p, ~future)
+    return AttentionStats(
+        largest,
+        torch.maximum(largest.abs(), smallest.abs()),
+        entropy / (B * max(T - 1, 1)),
+        _score_mod_shares(sums, B * H * T * (T + 1) // 2),
+    )
+
+
+def _add_score_mod(sums: dict[str, Tensor], score_mod: ScoreMod, logits: Tensor, p: Tensor, visible: Tensor) -> None:
+    passed = p * score_mod.slope(logits)
+    zero = torch.zeros((), device=logits.device)
+    for name, region in {"": visible, **score_mod.regions(logits)}.items():
+        inside = region & visible
+        for key, value in (("count", inside), ("weight", p * inside), ("passed", passed * inside)):
+            sums[f"{key}/{name}"] = sums.get(f"{key}/{name}", zero) + value.sum()
+
+
+def _score_mod_shares(sums: dict[str, Tensor], n_logits: int) -> dict[str, Tensor]:
+    shares = {}
+    for name in [key.partition("/")[2] for key in sums if key.startswith("count/")]:
+        passing = sums[f"passed/{name}"] / sums[f"weight/{name}"]
+        if name:
+            shares |= {f"share/{name}": sums[f"count/{name}"] / n_logits, f"pass/{name}": passing}
+        else:
+            shares["pass"] = passing
+    return shares

@@ -1,4 +1,4 @@
-"""Transformer block: two residual branches, each with the norm in front (pre-norm).
+"""Transformer block: two residual branches, and the norms that the placement calls for.
 
 Shape letters: B batch, T tokens, D d_model, F d_ff.
 """
@@ -28,19 +28,31 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """(B, T, D) -> (B, T, D), and the bound on the layer's attention logits."""
+    """(B, T, D) -> (B, T, D), and the bound on the layer's attention logits.
+
+    Either branch is residual_norm(x + branch_norm(f(pre_norm(x)))); the norms that the placement has not are
+    identities.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, seams: Seams, backend: str):
         super().__init__()
-        self.attn_norm = seams.norm(config.d_model, layer, "attn")
+
+        def norm(present: bool, role: str) -> nn.Module:
+            return seams.norm(config.d_model, layer, role) if present else nn.Identity()
+
+        place = seams.norm_placement
+        self.attn_norm, self.mlp_norm = norm(place.pre, "attn"), norm(place.pre, "mlp")
+        self.norm_scale = seams.norm_scale(layer)
         self.attn = Attention(config, layer, seams, backend)
-        self.mlp_norm = seams.norm(config.d_model, layer, "mlp")
         self.mlp = MLP(config)
+        self.attn_branch_norm, self.mlp_branch_norm = norm(place.branch, "attn"), norm(place.branch, "mlp")
+        self.attn_residual_norm, self.mlp_residual_norm = norm(place.residual, "attn"), norm(place.residual, "mlp")
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
         self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None, stats: list[AttentionStats] | None = None
     ) -> tuple[Tensor, Tensor]:
-        attended, bound = self.attn(self.attn_norm(x_BTD), rope, stats)
-        x_BTD = x_BTD + self.dropout(attended)
-        return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD))), bound
+        attended, bound = self.attn(self.norm_scale(self.attn_norm(x_BTD)), rope, stats)
+        x_BTD = self.attn_residual_norm(x_BTD + self.attn_branch_norm(self.dropout(attended)))
+        mixed = self.mlp(self.norm_scale(self.mlp_norm(x_BTD)))
+        return self.mlp_residual_norm(x_BTD + self.mlp_branch_norm(self.dropout(mixed))), bound

@@ -24,18 +24,21 @@ class GPTOutput(NamedTuple):
 
 
 class GPT(nn.Module):
-    """Token ids (B, T) -> `GPTOutput`. `vocab_size` must be set."""
+    """Token ids (B, T) -> `GPTOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from."""
 
-    def __init__(self, config: ModelConfig, seams: Seams):
+    def __init__(self, config: ModelConfig, seams: Seams, device_type: str = "cpu", precision: str = "fp32"):
         super().__init__()
         assert config.vocab_size is not None
+        seams.check()
         d, t = config.d_model, config.seq_len
+        rows = max(config.vocab_size, config.pad_vocab_to or 0)
         self.config, self.seams = config, seams
         self.position_table: Tensor
         self.rope_cos: Tensor
         self.rope_sin: Tensor
-        self.backend = choose_backend(config.attention, seams)
-        self.embed = nn.Embedding(config.vocab_size, d)
+        self.backend = choose_backend(config.attention, seams, device_type, precision)
+        self.embed = nn.Embedding(rows, d)
+        self.embed_scale = seams.embed_scale(d)
         self.embed_positions = nn.Embedding(t, d) if config.positions == "learned" else None
         if config.positions == "rope":
             cos, sin = rope_table(t, d // config.n_heads, config.rope_theta)
@@ -45,8 +48,9 @@ class GPT(nn.Module):
             self.register_buffer("position_table", sinusoidal_table(t, d), persistent=False)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, i, seams, self.backend.name) for i in range(config.n_layers))
-        self.final_norm = seams.norm(d, None, "final")
-        self.head = None if config.tied_head else nn.Linear(d, config.vocab_size, bias=False)
+        self.final_norm = seams.norm(d, None, "final") if seams.norm_placement.final else nn.Identity()
+        self.head = None if config.tied_head else nn.Linear(d, rows, bias=False)
+        self.logit_transform = seams.logit_transform
 
     def forward(self, tokens_BT: Tensor, stats: list[AttentionStats] | None = None) -> GPTOutput:
         """`stats`, where given, receives one entry of exact attention statistics a layer."""
@@ -58,10 +62,12 @@ class GPT(nn.Module):
             bounds.append(bound)
         x = self.final_norm(x)
         logits = F.linear(x, self.embed.weight) if self.head is None else self.head(x)
-        return GPTOutput(logits, torch.stack(bounds))
+        if logits.shape[-1] != self.config.vocab_size:
+            logits = logits[..., : self.config.vocab_size]
+        return GPTOutput(self.logit_transform(logits), torch.stack(bounds))
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
-        x = self.embed(tokens_BT)
+        x = self.embed_scale(self.embed(tokens_BT))
         t = tokens_BT.shape[1]
         if self.embed_positions is not None:
             return x + self.embed_positions.weight[:t]

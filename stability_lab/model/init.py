@@ -38,11 +38,16 @@ def initialise(model: GPT, init_seed: int) -> None:
             continue
         std = weight_std(config, name, module, model.config.n_layers)
         generator = parameter_generator(init_seed, f"{name}.weight")
+        weight = module.weight
+        if name in ("embed", "head"):
+            # Rows that only pad the vocabulary are 0 and do not shift the draws of the others.
+            weight[model.config.vocab_size :] = 0
+            weight = weight[: model.config.vocab_size]
         if config.truncate is None:
-            module.weight.normal_(0.0, std, generator=generator)
+            weight.normal_(0.0, std, generator=generator)
         else:
             limit = config.truncate * std
-            nn.init.trunc_normal_(module.weight, 0.0, std, -limit, limit, generator=generator)
+            nn.init.trunc_normal_(weight, 0.0, std, -limit, limit, generator=generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             module.bias.zero_()
 

@@ -10,8 +10,8 @@ scope `head`: over each head's K entries, one gain of shape (K,) shared by all h
 scope `full`: over the whole projection, H*K for q and G*K for k, before the heads are split (OLMo 2). One head can
 then take all the norm, and the bound is sqrt(H*G) times larger.
 norm `rms` or `layer`: as RMSNorm and LayerNorm without bias; norm `l2`: unit length, with one learned temperature a
-layer in place of the gains, logits = temperature * cos(q, k). It starts at sqrt(head_dim), where the model is that
-of `rms`; without it (`affine=false`) it stays there.
+layer in place of the gains, logits = temperature * (unit q . unit k). It starts where the model is that of `rms`, at
+sqrt(head_dim) for scope `head`; without it (`affine=false`) it stays there.
 
 Seam: `qk_transform`. Fast path: any attention back-end.
 Papers: Henry et al. (arXiv:2010.04245); Dehghani et al. (arXiv:2302.05442); Wortsman et al. (arXiv:2309.14322);
@@ -42,9 +42,9 @@ class QKNorm(nn.Module):
         k = shape.head_dim
         q_width, k_width = (k, k) if scope == "head" else (shape.n_heads * k, shape.n_kv_heads * k)
         if norm == "l2":
-            # The vectors come out with length sqrt(K): after the usual 1/sqrt(K) a logit is sqrt(K) * cos(q, k).
-            self.temperature = nn.Parameter(torch.tensor([math.sqrt(k)])) if affine else None
-            self.length = math.sqrt(k)
+            # At the start the lengths are those of `rms`; the usual 1/sqrt(K) of the dot product follows.
+            self.start = math.sqrt(q_width * k_width / k)
+            self.temperature = nn.Parameter(torch.tensor([self.start])) if affine else None
             self.q_gain = self.k_gain = None
         else:
             self.q_gain = nn.Parameter(torch.ones(q_width)) if affine else None
@@ -57,13 +57,13 @@ class QKNorm(nn.Module):
         elif self.norm == "layer":
             x = F.layer_norm(x, x.shape[-1:], gain, None, self.eps)
         else:
-            x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps) * self.length
+            x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps) * math.sqrt(x.shape[-1])
         return x.view(x_BTHK.shape)
 
     def forward(self, q_BTHK: Tensor, k_BTGK: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self._normalise(q_BTHK, self.q_gain), self._normalise(k_BTGK, self.k_gain)
         if self.norm == "l2" and self.temperature is not None:
-            q = q * (self.temperature / self.length)
+            q = q * (self.temperature / self.start)
         return q.to(q_BTHK.dtype), k.to(k_BTGK.dtype)
 
     def extra_repr(self) -> str:

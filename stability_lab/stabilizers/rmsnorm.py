@@ -2,8 +2,8 @@
 
     y = x / sqrt(mean(x^2) + eps) * gain
 
-It drops LayerNorm's centring and bias. OLMo 2 reports no difference in stability between the two; what RMSNorm
-buys is time. The statistics and the gain are computed in fp32 and cast once.
+It drops LayerNorm's centring and bias. OLMo 2 reports no difference in stability between the two. The statistics and
+the gain are computed in fp32 and cast once.
 
 Seam: `norm`. Fast path: any. Papers: Zhang and Sennrich (arXiv:1910.07467); OLMo 2 (arXiv:2501.00656).
 """

@@ -24,6 +24,8 @@ class RunFiles:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self._open: dict[str, int] = {}
+        for name in (METRICS, EVENTS):
+            (path / name).touch()
 
     def log_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append one line a row to `metrics.jsonl`; NaN and infinities are kept as `NaN` and `Infinity`."""

@@ -84,6 +84,7 @@ class Loop:
 
     def run(self) -> None:
         self.history.initial = self._measure(validation=True, probe=True)
+        self.history.measured = {}
         for step in range(1, self.plan.max_steps + 1):
             started = time.perf_counter()
             self._train(step)
@@ -187,7 +188,6 @@ def summarise(history: History, diverged: bool, unigram_entropy: float | None, w
     kept = ~np.asarray(history.skipped, dtype=bool)
     loss, norm = (np.asarray(series)[kept] for series in (history.loss, history.grad_norm))
     spikes = {name: spike_score(series) for name, series in (("grad_norm", norm), ("loss", loss))}
-    scored = [score.n_spikes for score in spikes.values() if score.score is not None]
     final = {} if diverged else dict(history.measured)
     judged = None
     if len(loss):
@@ -197,7 +197,7 @@ def summarise(history: History, diverged: bool, unigram_entropy: float | None, w
             initial_val_loss=history.initial.get("val/loss"),
             final_val_loss=final.get("val/loss"),
             unigram_entropy=unigram_entropy,
-            n_spikes=sum(scored) if scored else None,
+            n_spikes=_spiky_steps(spikes),
             warmup_steps=warmup_steps,
         )
     steps = np.flatnonzero(kept) + 1
@@ -226,6 +226,12 @@ def summarise(history: History, diverged: bool, unigram_entropy: float | None, w
         "skipped_steps": int(sum(history.skipped)),
         "tokens_per_s": float(np.median(rates)) if rates else None,
     }
+
+
+def _spiky_steps(spikes: Mapping[str, SpikeScore]) -> int | None:
+    """Steps with a spike in any of the series; None where the run is too short for every one."""
+    scored = [score for score in spikes.values() if score.score is not None]
+    return len({int(i) for score in scored for i in score.indices}) if scored else None
 
 
 def _spikes(score: SpikeScore, steps: np.ndarray) -> dict[str, Any]:

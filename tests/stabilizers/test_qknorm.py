@@ -209,7 +209,8 @@ def test_bad_options_are_refused(options, field):
 @pytest.mark.oracle
 @pytest.mark.parametrize("scope", ["head", "full"])
 def test_equals_qwen3_and_olmo2(tiny_config, scope):
-    from transformers import Olmo2Config, Qwen3Config
+    from transformers import LlamaConfig, Olmo2Config, Qwen3Config
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
     from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
@@ -241,9 +242,9 @@ def test_equals_qwen3_and_olmo2(tiny_config, scope):
         stem = name.removesuffix(".weight")
         weights[names[stem] + name[len(stem) :]] = value
     theirs.load_state_dict(weights)
-    x, (cos, sin) = torch.randn(2, 16, H * K), rope_table(16, K, 10_000.0)
-    cos_BTK, sin_BTK = (torch.cat((t, t), -1).squeeze(1).expand(2, 16, K) for t in (cos, sin))
+    x = torch.randn(2, 16, H * K)
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=H * K, num_attention_heads=H, max_position_embeddings=16))
     mask = torch.full((16, 16), -torch.inf).triu(1).expand(2, 1, 16, 16)
-    expected = theirs(x, (cos_BTK, sin_BTK), mask)[0]
+    expected = theirs(x, rotary(x, torch.arange(16)[None]), mask)[0]
     assert expected.abs().max() > 0.1
-    torch.testing.assert_close(ours(x, (cos, sin))[0], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(x, rope_table(16, K, 10_000.0))[0], expected, rtol=1e-5, atol=1e-5)

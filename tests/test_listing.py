@@ -1,0 +1,71 @@
+"""The command `stabilizers` shows every YAML file as it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from stability_lab import cli
+from stability_lab.config import config_dir
+from stability_lab.seams import ADDITIVE, EXCLUSIVE
+
+OPTIONS = {path.stem: path for path in (config_dir() / "stabilizer").glob("*.yaml")}
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    log = logging.getLogger("stability_lab")
+    before = log.handlers, log.level, log.propagate
+    yield
+    log.handlers, log.level, log.propagate = before
+
+
+def test_table_has_every_stabilizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["stabilizers"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:5] == ["name", "seam", "parameters", "attention", "papers"]
+    names = [line.split()[0] for line in lines]
+    assert names[0] == "none"
+    assert sorted(names) == sorted(OPTIONS)
+    zloss = next(line for line in lines if line.startswith("zloss"))
+    assert zloss.split()[1:4] == ["loss_terms", "weight=0.0001", "sdpa"]
+    assert "2204.02311" in zloss
+
+
+def test_json_has_every_stabilizer_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["stabilizers", "--format", "json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(OPTIONS)
+    for name, row in rows.items():
+        node = (yaml.safe_load(OPTIONS[name].read_text(encoding="utf-8")) or {}).get(name, {})
+        assert set(row["parameters"]) == set(node) - {"_target_"}
+        assert set(row["seams"]) <= {*EXCLUSIVE, *ADDITIVE}
+        if name != "none":
+            assert row["seams"], name
+            assert row["summary"], name
+            assert row["paper"], name
+
+
+def test_parameters_are_shown_as_they_are_written_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from stability_lab.compose import compose_jobs, read_command_line
+
+    assert cli.run(["stabilizers", "--format", "json"]) == 0
+    for row in json.loads(capsys.readouterr().out):
+        name = row["name"]
+        written = [f"stabilizer.{name}.{key}={value}" for key, value in row["parameters"].items()]
+        (repeated,) = compose_jobs(read_command_line([f"+stabilizer={name}", *written]))
+        (plain,) = compose_jobs(read_command_line([f"+stabilizer={name}"]))
+        assert repeated.config.stabilizer == plain.config.stabilizer
+
+
+def test_an_unknown_format_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["stabilizers", "--format", "xml"])
+    assert ended.value.code == 2
+    assert "--format" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""The loop: one row a step whatever the flush, measurements that touch nothing, and the end of a diverging run."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
+from stability_lab.training.checkpoint import load_weights, save_weights
+from stability_lab.training.loop import History, summarise
+
+# The largest power of ten that keeps the weights of the first step finite: Adam divides it by 1 - beta1.
+DIVERGING = ("optimizer.lr=1e37", "schedule.warmup_steps=0", "trainer.max_steps=7")
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return trained("trainer.max_steps=7", "trainer.log_every=1")
+
+
+def test_one_row_a_step(plain):
+    assert [row["step"] for row in plain.sink.seen] == list(range(1, 8))
+    assert [row["tokens"] for row in plain.sink.seen] == [4 * 16 * step for step in range(1, 8)]
+    for row in plain.sink.seen:
+        assert row["train/ppl"] == math.exp(row["train/loss"])
+        assert row["optim/lr"] == plain.run.schedule.lr(row["step"])
+        assert "bad" not in row
+    assert not plain.loop.diverged
+    assert plain.sink.events == []
+
+
+def test_training_lowers_the_loss(plain):
+    assert plain.sink.seen[-1]["train/loss"] < plain.sink.seen[0]["train/loss"] - 0.3
+    assert plain.loop.history.measured["val/loss"] < plain.loop.history.initial["val/loss"] - 0.3
+
+
+@pytest.mark.parametrize("log_every", [3, 10])
+def test_flushes_do_not_change_rows(plain, trained, log_every):
+    other = trained("trainer.max_steps=7", f"trainer.log_every={log_every}")
+    assert other.sink.deliveries == ([3, 3, 1] if log_every == 3 else [7])
+    assert other.steps == plain.steps
+    for a, b in zip(plain.run.step.parameters, other.run.step.parameters, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("key", ["trainer.eval_every", "diagnostics.probe_every"])
+def test_measuring_does_not_touch_training(trained, key):
+    often = trained("model.dropout=0.1", f"{key}=1")
+    never = trained("model.dropout=0.1", f"{key}=null")
+    name = "val/loss" if "eval" in key else "attn/max_logit"
+    assert [row["step"] for row in often.sink.seen if name in row] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in never.sink.seen if name in row] == [5]
+    assert often.steps == never.steps
+    assert name in never.loop.history.initial
+
+
+def test_dropout_is_on_in_training_only(trained, plain):
+    dropped = trained("model.dropout=0.1", "trainer.max_steps=7", "trainer.log_every=1")
+    assert dropped.loop.history.initial == plain.loop.history.initial
+    assert dropped.steps[0]["train/loss"] != plain.steps[0]["train/loss"]
+    assert dropped.run.model.training
+
+
+@pytest.mark.parametrize("log_every", [1, 3, 10])
+def test_diverging_run_stops_at_its_first_bad_step(trained, log_every, tmp_path):
+    result = trained(*DIVERGING, f"trainer.log_every={log_every}")
+    assert result.loop.diverged
+    assert [row["step"] for row in result.sink.seen] == [1, 2]
+    assert math.isfinite(result.sink.seen[0]["train/loss"])
+    assert not math.isfinite(result.sink.seen[1]["train/loss"])
+    assert len(result.loop.history.loss) == 2
+    last = result.sink.events[-1]
+    assert (last["event"], last["step"]) == ("nonfinite_step", 2)
+    assert all(p.isfinite().all() for p in result.run.step.parameters)
+    assert save_weights(result.run.model, tmp_path / "last")
+    # The weights are those after the last good step.
+    other = trained(*DIVERGING[:2], "trainer.max_steps=1", "schedule.final_lr_fraction=1")
+    load_weights(result.run.model, tmp_path / "last", torch.device("cpu"))
+    for a, b in zip(result.run.step.parameters, other.run.step.parameters, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_update_that_overflows_is_found_one_step_later_and_not_saved(trained, tmp_path):
+    result = trained("optimizer.lr=1e38", "schedule.warmup_steps=0", "trainer.max_steps=7")
+    assert result.loop.diverged
+    assert [row["step"] for row in result.sink.seen] == [1, 2]
+    assert not save_weights(result.run.model, tmp_path / "last")
+    assert not list(tmp_path.iterdir())
+
+
+def test_summary_of_a_diverged_run(trained):
+    history = trained(*DIVERGING).loop.history
+    summary = summarise(history, diverged=True, unigram_entropy=3.0, warmup_steps=0)
+    assert summary["verdict"] == "diverged"
+    assert summary["first_bad_step"] == 2
+    assert summary["steps"] == 2
+    assert "val/loss" not in summary["final"]
+    assert summary["spikes"]["loss"]["score"] is None
+    assert summary["spikes"]["loss"]["reason"]
+
+
+def test_summary_of_a_sound_run(plain):
+    history = plain.loop.history
+    summary = summarise(history, diverged=False, unigram_entropy=None, warmup_steps=2)
+    losses = [row["train/loss"] for row in plain.sink.seen]
+    assert summary["verdict"] == "stable"
+    assert summary["first_bad_step"] is None
+    assert summary["final"]["train/loss"] == pytest.approx(sum(losses) / 7)
+    assert summary["final"]["val/loss"] == plain.sink.seen[-1]["val/loss"]
+    assert summary["best"] == {"val/loss": summary["final"]["val/loss"], "val/ppl": history.best["val/ppl"], "step": 7}
+    assert summary["skipped_steps"] == 0
+    assert summary["clip_fraction"] == sum(row["optim/clip_coef"] < 1 for row in plain.sink.seen) / 7
+    norms = sorted(row["optim/grad_norm"] for row in plain.sink.seen)
+    assert summary["grad_norm"]["p50"] == pytest.approx(norms[3])
+
+
+def test_skipped_steps_are_counted_and_not_judged():
+    history = History(
+        loss=[5.0, 4.0, 4.0, 3.0],
+        grad_norm=[1.0, math.inf, math.inf, 1.0],
+        clip_coef=[1.0, 0.0, 0.0, 1.0],
+        skipped=[False, True, True, False],
+        tokens_per_s=[1.0],
+    )
+    summary = summarise(history, diverged=False, unigram_entropy=None, warmup_steps=0)
+    assert summary["skipped_steps"] == 2
+    assert summary["first_bad_step"] is None
+    assert summary["verdict"] != "diverged"
+    assert summary["grad_norm"]["p99"] == 1.0
+
+
+def test_summary_of_a_run_without_a_step():
+    summary = summarise(History(), diverged=False, unigram_entropy=None, warmup_steps=0)
+    assert summary["verdict"] is None
+    assert summary["steps"] == 0
+
+
+def test_flush_delivers_what_is_pending(prepare):
+    half = prepare("trainer.log_every=10")
+    for step in (1, 2):
+        half.loop._train(step)
+    assert half.sink.seen == []
+    half.loop.flush()
+    assert [row["step"] for row in half.sink.seen] == [1, 2]
+    half.loop.flush()
+    assert len(half.sink.seen) == 2
+
+
+def test_validation_does_not_depend_on_the_batch_size(plain):
+    results = [validate(plain.run.model, plain.run.eval_windows, size) for size in (1, 3, 8, 100)]
+    for result in results[1:]:
+        assert result["val/loss"] == pytest.approx(results[0]["val/loss"], rel=1e-6)
+        assert result["val/ppl"] == pytest.approx(results[0]["val/ppl"], rel=1e-6)
+
+
+@pytest.mark.oracle
+def test_validation_is_the_mean_cross_entropy_over_all_windows(plain):
+    windows = plain.run.eval_windows
+    with torch.no_grad():
+        logits = plain.run.model(windows[:, :-1]).logits_BTV
+    expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), windows[:, 1:].flatten()).item()
+    result = validate(plain.run.model, windows, 4)
+    assert result["val/loss"] == pytest.approx(expected, rel=1e-6)
+    assert result["val/ppl"] == pytest.approx(math.exp(expected), rel=1e-6)
+
+
+def test_perplexity_overflows_to_infinity():
+    assert perplexity(800.0) == math.inf
+    assert perplexity(0.0) == 1.0
+    assert math.isnan(perplexity(math.nan))
+
+
+def test_probe_reports_every_layer_and_no_nan_is_hidden(plain):
+    measured = probe_attention(plain.run.model, plain.run.probe_windows)
+    layers = [measured[f"attn/max_logit/L{i:02d}"] for i in range(2)]
+    assert measured["attn/max_logit"] == max(layers)
+    assert measured["attn/max_abs_logit"] >= abs(measured["attn/max_logit"])
+    assert 0 < measured["attn/entropy"] <= 1
+    broken = copy.deepcopy(plain.run.model)
+    with torch.no_grad():
+        broken.blocks[1].attn.wq.weight[0] = math.nan
+    assert math.isnan(probe_attention(broken, plain.run.probe_windows)["attn/max_logit"])
