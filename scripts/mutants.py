@@ -26,7 +26,122 @@ class Mutant:
     test: str  # pytest target: file or node id
 
 
-MUTANTS: tuple[Mutant, ...] = ()
+ZLOSS, QKNORM = "stability_lab/stabilizers/zloss.py", "stability_lab/stabilizers/qknorm.py"
+RMSNORM, LAYERNORM = "stability_lab/stabilizers/rmsnorm.py", "stability_lab/stabilizers/layernorm.py"
+NUMERICS, LOSS = "stability_lab/numerics.py", "stability_lab/objective/loss.py"
+ATTENTION, INIT = "stability_lab/model/attention.py", "stability_lab/model/init.py"
+STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
+
+TEST_ZLOSS, TEST_QKNORM = "tests/stabilizers/test_zloss.py", "tests/stabilizers/test_qknorm.py"
+TEST_RMSNORM, TEST_LAYERNORM = "tests/stabilizers/test_rmsnorm.py", "tests/stabilizers/test_layernorm.py"
+TEST_ATTENTION, TEST_INIT = "tests/model/test_attention.py", "tests/model/test_init.py"
+TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizer.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
+    Mutant(ZLOSS, "log_z_N.square()", "log_z_N.abs()", f"{TEST_ZLOSS}::test_published_examples"),
+    Mutant(ZLOSS, "self.weight * log_z_N", "2 * self.weight * log_z_N", f"{TEST_ZLOSS}::test_published_examples"),
+    Mutant(
+        LOSS,
+        "torch.where(valid_N, term(log_z_N), 0.0).sum()",
+        "term(log_z_N).sum()",
+        f"{TEST_ZLOSS}::test_reference_rows",
+    ),
+    Mutant(LOSS, "(ce + penalty) * inv_n", "ce * inv_n", f"{TEST_ZLOSS}::test_value_and_gradient_equal_autograd"),
+    Mutant(LOSS, "(grad_ce_N + grad_log_z_N)", "grad_ce_N", f"{TEST_ZLOSS}::test_value_and_gradient_equal_autograd"),
+    Mutant(
+        LOSS,
+        "ce=ce.detach()",
+        "ce=(ce + penalty).detach()",
+        f"{TEST_ZLOSS}::test_reported_loss_never_contains_the_penalty",
+    ),
+    # QK-norm: each norm, the scope and the order of norm and rotation.
+    Mutant(QKNORM, "x = rms_norm(x, gain, self.eps)", "x = x * 1", f"{TEST_QKNORM}::test_published_example"),
+    Mutant(
+        QKNORM,
+        "x = F.layer_norm(x, x.shape[-1:], gain, None, self.eps)",
+        "x = x * 1",
+        f"{TEST_QKNORM}::test_published_example",
+    ),
+    Mutant(
+        QKNORM,
+        "+ self.eps) * math.sqrt(x.shape[-1])",
+        "+ self.eps)",
+        f"{TEST_QKNORM}::test_l2_with_temperature_starts_as_rms",
+    ),
+    Mutant(
+        QKNORM,
+        'x_BTHK if self.scope == "head" else x_BTHK.flatten(-2)',
+        "x_BTHK",
+        f"{TEST_QKNORM}::test_scope_full_lets_one_head_take_all_the_norm",
+    ),
+    Mutant(
+        ATTENTION,
+        "q, k = self.qk_transform(q, k)",
+        "q, k = (q, k) if rope is None else (rotate(q, *rope), rotate(k, *rope))\n"
+        "        q, k, rope = *self.qk_transform(q, k), None",
+        f"{TEST_QKNORM}::test_it_is_applied_before_rope",
+    ),
+    # RMSNorm: fp32 inside, eps, gain, the input's dtype outside.
+    Mutant(
+        NUMERICS,
+        "    x = fp32(x)\n",
+        "",
+        f"{TEST_RMSNORM}::test_low_precision_input_is_normalised_in_fp32_and_rounded_once",
+    ),
+    Mutant(NUMERICS, "mean_square.add_(eps)", "mean_square", f"{TEST_RMSNORM}::test_eps_stands_under_the_root"),
+    Mutant(NUMERICS, "else normal * gain", "else normal", f"{TEST_RMSNORM}::test_equals_torch_and_olmo2"),
+    Mutant(
+        NUMERICS,
+        "addcmul(grad_y, y, mean, value=-1)",
+        "mul(grad_y, 1)",
+        f"{TEST_RMSNORM}::test_gradient_is_that_of_the_formula",
+    ),
+    Mutant(
+        RMSNORM,
+        "self.eps).to(x.dtype)",
+        "self.eps)",
+        f"{TEST_RMSNORM}::test_low_precision_input_is_normalised_in_fp32_and_rounded_once",
+    ),
+    # LayerNorm: its options reach the module.
+    Mutant(LAYERNORM, "bias=self.bias", "bias=True", f"{TEST_LAYERNORM}::test_gain_and_bias_can_be_left_out"),
+    Mutant(LAYERNORM, "eps=self.eps, el", "eps=1e-5, el", f"{TEST_LAYERNORM}::test_reference_rows"),
+    # The core.
+    Mutant(
+        ATTENTION,
+        "device=logits.device) > query[:, None]",
+        "device=logits.device) > query[:, None] + 1",
+        f"{TEST_ATTENTION}::test_causality_by_gradient",
+    ),
+    Mutant(INIT, "{init_seed}\\0{name}", "{init_seed}", f"{TEST_INIT}::test_generator_depends_on_seed_and_name"),
+    Mutant(
+        STEP, "sums[4], norm, coef", "sums[4], norm * coef, coef", f"{TEST_STEP}::test_norm_is_measured_before_clipping"
+    ),
+    Mutant(
+        STEP,
+        "self.stopped |= bad",
+        "self.stopped = bad",
+        f"{TEST_STEP}::test_bad_gradient_changes_nothing_from_then_on",
+    ),
+    Mutant(
+        STEP,
+        "(targets != IGNORE).sum().float()",
+        "(targets != IGNORE).sum() / self.grad_accum_steps",
+        f"{TEST_STEP}::test_accumulation_does_not_change_the_step",
+    ),
+    Mutant(
+        OPTIMIZER,
+        "= grad_divisor, call_off",
+        "= grad_divisor, None",
+        f"{TEST_OPTIMIZER}::test_called_off_update_changes_nothing",
+    ),
+    Mutant(
+        OPTIMIZER,
+        "independent_weight_decay / config.lr",
+        "independent_weight_decay",
+        f"{TEST_OPTIMIZER}::test_decay_of_one_step_without_gradient",
+    ),
+)
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:

@@ -121,6 +121,7 @@ class Run(NamedTuple):
     schedule: Schedule
     sampler: TrainSampler
     eval_windows: torch.Tensor  # (M, T+1)
+    eval_bytes: int  # of text that their targets stand for
     probe_windows: torch.Tensor  # (P, T+1)
 
 
@@ -147,13 +148,11 @@ def build_run(config: TrainConfig) -> Run:
         grad_accum_steps=trainer.grad_accum_steps,
         grad_clip=trainer.grad_clip,
         precision=trainer.precision,
-        compile=trainer.compile == "full",
+        compile=trainer.compile,
     )
     torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
-    windows = (
-        torch.from_numpy(validation_windows(data.val, seq_len, n)).to(device)
-        for n in (trainer.eval_sequences, config.diagnostics.probe_sequences)
-    )
+    eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
+    probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
     return Run(
         config,
         device,
@@ -163,5 +162,7 @@ def build_run(config: TrainConfig) -> Run:
         step,
         Schedule.of(config.schedule, config.optimizer.lr, trainer.max_steps),
         TrainSampler(data.train, seq_len, data_seed),
-        *windows,
+        torch.from_numpy(eval_windows).to(device),
+        data.bytes_of(eval_windows[:, 1:]),
+        torch.from_numpy(probe_windows).to(device),
     )

@@ -81,7 +81,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     _check_options(lines.values(), groups)
     jobs = [[*search_path, *job] for job in itertools.product(*choices)]
     swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
-    _check_tuned_stabilizers(jobs, groups[STABILIZER])
+    for job in jobs:
+        _check_recipe(job, folders)
+    _check_tuned_stabilizers(jobs, groups[STABILIZER], folders)
     return CommandLine(flags, normal, jobs, swept, args.multirun, only_shows, args.config_name or "train")
 
 
@@ -218,13 +220,49 @@ def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]
                 raise ConfigError(f"{key}={shown} is not an option: {did_you_mean(str(shown), groups[key])}")
 
 
-def _check_tuned_stabilizers(jobs: list[list[str]], options: set[str]) -> None:
+def _chosen(job: list[str], group: str) -> set[str]:
+    """Names of the options of `group` in the overrides of one job."""
+    names: set[str] = set()
+    for line in job:
+        key, _, value = line.lstrip("+~").partition("=")
+        if key == group:
+            names |= {part.strip() for part in value.strip("[]").split(",") if part.strip()}
+    return names
+
+
+def _options(folders: Iterable[Path], group: str, name: str) -> dict[str, Any]:
+    for folder in folders:
+        path = folder / group / f"{name}.yaml"
+        if path.is_file():
+            return OmegaConf.to_container(OmegaConf.load(path)) or {}  # pyright: ignore[reportReturnType]
+    return {}
+
+
+def _check_recipe(job: list[str], folders: list[Path]) -> None:
+    """One recipe a run, and no stabilizer that it brings along with other values than those asked for."""
+    recipes = _chosen(job, "recipe")
+    if len(recipes) > 1:
+        raise ConfigError(f"recipe=[{','.join(sorted(recipes))}]: choose one")
+    for recipe in recipes:
+        brought = _options(folders, "recipe", recipe).get(STABILIZER, {})
+        for name in sorted(_chosen(job, STABILIZER) & set(brought)):
+            asked = _options(folders, STABILIZER, name).get(name, {})
+            differing = sorted(k for k in {*asked, *brought[name]} if asked.get(k) != brought[name].get(k))
+            if differing:
+                pairs = ", ".join(f"{k} {brought[name].get(k)} and {asked.get(k)}" for k in differing)
+                raise ConfigError(
+                    f"stabilizer={name} is reached twice, through recipe={recipe} and by name, with different values "
+                    f"({pairs}): drop +stabilizer={name}, and set stabilizer.{name}.{differing[0]} if you want another"
+                )
+
+
+def _check_tuned_stabilizers(jobs: list[list[str]], options: set[str], folders: list[Path]) -> None:
     """A value for a stabilizer that no job selects is a mistake; that one job does not select it is a sweep."""
     selected: set[str] = set()
     for job in jobs:
-        for line in job:
-            if line.startswith(f"+{STABILIZER}="):
-                selected |= set(line.partition("=")[2].strip("[]").split(","))
+        selected |= _chosen(job, STABILIZER)
+        for recipe in _chosen(job, "recipe"):
+            selected |= set(_options(folders, "recipe", recipe).get(STABILIZER, {}))
     for line in itertools.chain.from_iterable(jobs):
         key = line.partition("=")[0].lstrip("+~")
         head, _, rest = key.partition(".")

@@ -140,6 +140,7 @@ class TrainConfig:
     trainer: TrainerConfig = _key()
     diagnostics: DiagnosticsConfig = _key()
     tracking: dict[str, Any] = _key()
+    recipe: dict[str, Any] | None = None  # name, source and what the published model has and the recipe has not
 
 
 OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")

@@ -67,4 +67,4 @@ def evaluate(run: Path, batch_size: int, device: str = "auto") -> dict[str, floa
         raise ConfigError(str(error).splitlines()[0]) from error
     windows = validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences)
     with autocast(target, config.trainer.precision):
-        return validate(model, torch.from_numpy(windows).to(target), batch_size)
+        return validate(model, torch.from_numpy(windows).to(target), batch_size, data.bytes_of(windows[:, 1:]))

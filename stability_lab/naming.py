@@ -52,8 +52,8 @@ class Claim(NamedTuple):
 def claim_directory(path: Path, if_exists: str, fingerprint: str) -> Claim:
     """Make the folder of a run and own it, or say that the run is already there.
 
-    `new`: path, else path-2, path-3, ... `skip`: as `new`, unless a run of this fingerprint stands there finished. `error`: ConfigError
-    where it exists. `overwrite`: what is there is removed, if it is a run.
+    `new`: path, else path-2, path-3, ... `skip`: as `new`, unless a finished run of this fingerprint is there.
+    `error`: ConfigError where it exists. `overwrite`: what is there is removed, if it is a run.
     """
     if if_exists == "skip":
         for sibling in _siblings(path):

@@ -99,6 +99,7 @@ def _train(
             run.schedule,
             run.sampler,
             run.eval_windows,
+            run.eval_bytes,
             run.probe_windows,
             _plan(config),
             _Sink(files, tracker, progress),
@@ -200,6 +201,9 @@ def _plan(config: TrainConfig) -> Plan:
 
 
 def _notices(config: TrainConfig) -> Iterator[str]:
+    if config.recipe is not None:
+        lacks = "; ".join(config.recipe["lacks"])
+        yield f"recipe {config.recipe['name']} ({config.recipe['source']}) lacks: {lacks}"
     warmup, steps = config.schedule.warmup_steps, config.trainer.max_steps
     if warmup > steps:
         yield f"schedule.warmup_steps={warmup} is longer than the run and cut to its {steps} steps"
@@ -222,6 +226,7 @@ def _facts(run: Run, digest: str, overrides: Sequence[str], notices: Sequence[st
         "fingerprint": digest,
         "overrides": redact(list(overrides)),
         "stabilizers": [s.name for s in run.stabilizers],
+        "recipe": run.config.recipe,
         "seams": {seam: list(owners) for seam, owners in run.model.seams.owners.items()},
         "attention": {"backend": run.model.backend.name, "reason": run.model.backend.reason},
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",

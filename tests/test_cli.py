@@ -43,6 +43,7 @@ BAD_INPUT = {
         ["tracking._target_=stability_lab.model.gpt.GPT"],
         ["tracking._target_=stability_lab.model.gpt.GPT"],
     ),
+    "name of a run": (["run_name=a/b"], ["run_name=a/b"]),
     "a model too large to count": (["model.d_model=4000000000"], ["model.d_model"]),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stability_lab.compose import CommandLine, Composed, compose_jobs, read_comm
 from stability_lab.config import ConfigError
 
 
+@functools.cache
 def jobs(*arguments: str) -> list[Composed]:
     return compose_jobs(read_command_line(arguments))
 
@@ -210,22 +212,22 @@ def test_a_number_may_be_written_as_one_likes() -> None:
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("run_name='a, b'", "a, b"),
-        ('run_name="a, b"', "a, b"),
-        ("run_name='a=b'", "a=b"),
-        ("run_name='[x]'", "[x]"),
-        ("run_name=a b", "a b"),
-        ("run_name='it\\'s'", "it's"),
-        ("run_name=${group}", None),
+        ("output_dir='a, b'", "a, b"),
+        ('output_dir="a, b"', "a, b"),
+        ("output_dir='a=b'", "a=b"),
+        ("output_dir='[x]'", "[x]"),
+        ("output_dir=a b", "a b"),
+        ("output_dir='it\\'s'", "it's"),
+        ("output_dir=runs/${seed}", "runs/0"),
     ],
 )
-def test_quoting(override: str, value: str | None) -> None:
-    assert one(override).config.run_name == value
-    assert one("-m", override).config.run_name == value
+def test_quoting(override: str, value: str) -> None:
+    assert one(override).config.output_dir == value
+    assert one("-m", override).config.output_dir == value
 
 
 def test_a_sweep_over_quoted_values() -> None:
-    assert [job.config.run_name for job in jobs("-m", "run_name='a,b','c=d',e f")] == ["a,b", "c=d", "e f"]
+    assert [job.config.output_dir for job in jobs("-m", "output_dir='a,b','c=d',e f")] == ["a,b", "c=d", "e f"]
 
 
 @pytest.mark.parametrize(

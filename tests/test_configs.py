@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import OPEN_SETS, TrainConfig, config_dir, typed_fields
 
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
-FIELDS = typed_fields(TrainConfig)
-CLOSED_SETS = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
+FIELDS: dict[str, Any] = typed_fields(TrainConfig)
+CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -34,6 +35,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
+@functools.cache
 def compose_one(*arguments: str) -> Composed:
     (composed,) = compose_jobs(read_command_line(arguments))
     return composed
@@ -50,7 +52,7 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
     group, name = option.split("/")
     text = tmp_path / "text.txt"
     # Enough different words to learn a vocabulary from.
-    text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(5000)), encoding="utf-8")
+    text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000)), encoding="utf-8")
     if option in ("data/sotu", "data/stdlib"):
         extra = ["model.seq_len=16"]
     elif group in ("data", "tokenizer"):

@@ -35,7 +35,7 @@ def test_paths_and_logging_are_no_part_of_a_name(key: str) -> None:
 
 def test_a_large_value_is_not_named_like_a_small_one() -> None:
     large, small = (run_name([], [("optimizer.lr", f"{lr:g}")], FINGERPRINT) for lr in (1e38, 1e-38))
-    assert large != small
+    assert (large, small) == ("none_lr1e38_0a1b2c3d", "none_lr1e-38_0a1b2c3d")
 
 
 def test_long_names_are_cut_but_keep_their_hash() -> None:
@@ -52,14 +52,15 @@ def test_sweep_name_depends_on_the_whole_command_but_not_on_its_order() -> None:
     assert sweep_name(["stabilizer", "optimizer.lr"], ["optimizer.lr=1,3", "stabilizer=a,b"]) != name
 
 
-def finish(path: Path, status: str) -> None:
+def finish(path: Path, status: str, fingerprint: str = FINGERPRINT) -> None:
     path.mkdir(parents=True, exist_ok=True)
     (path / "summary.json").write_text(json.dumps({"status": status}), encoding="utf-8")
+    (path / "manifest.json").write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
 
 
 def test_new_makes_numbered_siblings(tmp_path: Path) -> None:
     wanted = tmp_path / "out" / "runs" / "a"
-    claims = [claim_directory(wanted, "new") for _ in range(3)]
+    claims = [claim_directory(wanted, "new", FINGERPRINT) for _ in range(3)]
     assert [claim.path.name for claim in claims] == ["a", "a-2", "a-3"]
     assert not any(claim.finished for claim in claims)
     assert all(claim.path.is_dir() for claim in claims)
@@ -70,26 +71,32 @@ def test_skip_finds_a_finished_run(tmp_path: Path, status: str) -> None:
     wanted = tmp_path / "a"
     finish(wanted, "interrupted")
     finish(tmp_path / "a-2", status)
-    assert claim_directory(wanted, "skip") == Claim(tmp_path / "a-2", finished=True)
+    assert claim_directory(wanted, "skip", FINGERPRINT) == Claim(tmp_path / "a-2", finished=True)
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
 def test_skip_runs_again_what_did_not_finish(tmp_path: Path, status: str) -> None:
     finish(tmp_path / "a", status)
-    assert claim_directory(tmp_path / "a", "skip") == Claim(tmp_path / "a-2")
+    assert claim_directory(tmp_path / "a", "skip", FINGERPRINT) == Claim(tmp_path / "a-2")
 
 
+def test_skip_runs_beside_a_finished_run_that_computed_something_else(tmp_path: Path) -> None:
+    finish(tmp_path / "a", "completed", "another")
+    assert claim_directory(tmp_path / "a", "skip", FINGERPRINT) == Claim(tmp_path / "a-2")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "manifest.json"])
 @pytest.mark.parametrize("content", ["", "[1]", "{"])
-def test_skip_takes_a_damaged_summary_for_an_unfinished_run(tmp_path: Path, content: str) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "summary.json").write_text(content, encoding="utf-8")
-    assert claim_directory(tmp_path / "a", "skip") == Claim(tmp_path / "a-2")
+def test_skip_takes_a_damaged_run_for_an_unfinished_one(tmp_path: Path, name: str, content: str) -> None:
+    finish(tmp_path / "a", "completed")
+    (tmp_path / "a" / name).write_text(content, encoding="utf-8")
+    assert claim_directory(tmp_path / "a", "skip", FINGERPRINT) == Claim(tmp_path / "a-2")
 
 
 def test_error_refuses_an_existing_folder(tmp_path: Path) -> None:
-    assert claim_directory(tmp_path / "a", "error").path == tmp_path / "a"
+    assert claim_directory(tmp_path / "a", "error", FINGERPRINT).path == tmp_path / "a"
     with pytest.raises(ConfigError, match=r"if_exists=error: .*a exists"):
-        claim_directory(tmp_path / "a", "error")
+        claim_directory(tmp_path / "a", "error", FINGERPRINT)
 
 
 def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
@@ -97,14 +104,14 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     run.mkdir()
     (run / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"if_exists=overwrite: .* left alone"):
-        claim_directory(run, "overwrite")
+        claim_directory(run, "overwrite", FINGERPRINT)
     assert (run / "thesis.txt").exists()
     (run / "config.yaml").write_text("seed: 0\n", encoding="utf-8")
-    assert claim_directory(run, "overwrite").path == run
+    assert claim_directory(run, "overwrite", FINGERPRINT).path == run
     assert list(run.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="output_dir: cannot create"):
-        claim_directory(tmp_path / "file" / "runs" / "a", "new")
+        claim_directory(tmp_path / "file" / "runs" / "a", "new", FINGERPRINT)

@@ -27,7 +27,7 @@ from stability_lab.tracking.jsonl import read_rows
 from stability_lab.tracking.manifest import fingerprint
 from stability_lab.training.step import TrainStep
 
-FILES = {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "train.log", "checkpoints"}
+FILES = {"config.yaml", "manifest.json", "metrics.jsonl", "events.jsonl", "summary.json", "train.log", "checkpoints"}
 IN_EVERY_ROW = {
     "step",
     "tokens",
@@ -155,6 +155,7 @@ def test_manifest_says_where_the_run_came_from(run: Path) -> None:
     assert manifest["versions"]["stability_lab"] == __version__
     assert {"python", "torch", "numpy", "hydra-core"} <= set(manifest["versions"])
     assert manifest["run"] == run.name
+    assert "+stabilizer=[qknorm,zloss]" in manifest["overrides"]
     assert manifest["group"] == "runs"
     assert manifest["stabilizers"] == ["qknorm", "zloss"]
     assert manifest["seams"] == {"loss_terms": ["zloss"], "qk_transform": ["qknorm"]}
@@ -271,8 +272,11 @@ def test_tracking_local_needs_no_wandb(
 def test_a_warmup_longer_than_the_run_is_cut_with_a_notice(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     shown = train(*tiny_overrides, "schedule.warmup_steps=30")
     assert shown.code == 0
-    assert "notice: schedule.warmup_steps=30 is longer than the run and cut to its 5 steps" in shown.out.splitlines()
-    rows = read_rows(only(here / "outputs" / "runs") / "metrics.jsonl")
+    notice = "schedule.warmup_steps=30 is longer than the run and cut to its 5 steps"
+    run = only(here / "outputs" / "runs")
+    assert shown.out.splitlines().count(f"notice: {notice}") == 1
+    assert read(run / "manifest.json")["notices"] == [notice]
+    rows = read_rows(run / "metrics.jsonl")
     assert [row["optim/lr"] for row in rows] == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3, 1e-2])
 
 
@@ -365,7 +369,10 @@ def interrupt_itself() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_a_signal_to_a_real_process(
     number: signal.Signals, code: int, tmp_path: Path, tiny_overrides: tuple[str, ...]
 ) -> None:
@@ -452,7 +459,7 @@ def test_a_sweep_ends_with_a_table(sweep: Path, sweep_shown: Shown) -> None:
 def test_a_sweep_holds_its_runs_and_its_list(sweep: Path) -> None:
     assert {path.name for path in sweep.iterdir() if path.is_file()} - {"multirun.yaml"} == {"jobs.jsonl"}
     for run in (path for path in sweep.iterdir() if path.is_dir()):
-        assert {path.name for path in run.iterdir()} - {"events.jsonl"} == FILES
+        assert {path.name for path in run.iterdir()} == FILES
 
 
 def test_a_sweep_again_skips_what_is_finished(sweep: Path, sweep_output: Path, tiny_overrides: tuple[str, ...]) -> None:
@@ -482,14 +489,15 @@ def test_a_failed_job_does_not_stop_the_others(
 
 
 def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple[str, ...]) -> None:
-    arguments = ("-m", *tiny_overrides, "trainer.max_steps=1", "seed=0,1", "if_exists=error")
-    assert train(*arguments).code == 0
-    before = {path.name for path in only(here / "outputs").iterdir()}
-    refused = train(*arguments)
-    assert refused.code == 2
-    assert refused.err.startswith("error: if_exists=error: ")
-    assert len(refused.err.splitlines()) == 1
-    assert {path.name for path in only(here / "outputs").iterdir()} == before
+    """The second of two jobs wants the folder of the first; the third still runs."""
+    arguments = ("-m", *tiny_overrides, "trainer.max_steps=1", "if_exists=error", "run_name=a,a,b", "group=mine")
+    shown = train(*arguments)
+    assert (shown.code, shown.err) == (1, "")
+    (line,) = (line for line in shown.out.splitlines() if "if_exists=error" in line)
+    assert line.startswith("job 2: error: if_exists=error: ")
+    jobs = read_rows(here / "outputs" / "mine" / "jobs.jsonl")
+    assert [(job["status"], job["exit_code"]) for job in jobs] == [("completed", 0), ("failed", 2), ("completed", 0)]
+    assert {path.name for path in (here / "outputs" / "mine").iterdir() if path.is_dir()} == {"a", "b"}
 
 
 def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
@@ -521,6 +529,7 @@ def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[
     assert tuned_config["zloss"]["weight"] == 1e-5
     # The baseline is the same run in every sweep, so nothing that it does not have may enter its fingerprint.
     assert read(none / "manifest.json")["notices"] == [notices[0].removeprefix("notice: ")]
+    assert read(zloss / "manifest.json")["notices"] == []
     (baseline,) = compose_jobs(read_command_line([*tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0"]))
     assert read(none / "manifest.json")["fingerprint"] == fingerprint(baseline.plain, __version__)
 

@@ -27,10 +27,11 @@ def perplexity(loss: float) -> float:
 
 
 @torch.no_grad()
-def validate(model: GPT, windows: Tensor, batch_size: int) -> dict[str, float]:
-    """`val/loss` (nats per token over `windows` (M, T+1)) and `val/ppl`; no auxiliary term is in them.
+def validate(model: GPT, windows: Tensor, batch_size: int, n_bytes: int) -> dict[str, float]:
+    """Loss over `windows` (M, T+1), whose targets stand for `n_bytes` bytes of text; no auxiliary term is in it.
 
-    Sums are kept in fp64, so the result does not depend on `batch_size` beyond rounding in the model.
+    `val/loss` in nats per token, `val/ppl` its exponential, and `val/bits_per_byte`, which is comparable across
+    tokenizers. Sums are kept in fp64, so nothing depends on `batch_size` beyond rounding in the model.
     """
     total = torch.zeros((), dtype=torch.float64, device=windows.device)
     one = torch.ones((), device=windows.device)
@@ -38,8 +39,9 @@ def validate(model: GPT, windows: Tensor, batch_size: int) -> dict[str, float]:
         for batch in windows.split(batch_size):
             logits = model(batch[:, :-1]).logits_BTV
             total += language_model_loss(logits.flatten(0, 1), batch[:, 1:].flatten(), one).ce.double()
-    loss = (total / windows[:, 1:].numel()).item()
-    return {"val/loss": loss, "val/ppl": perplexity(loss)}
+    nats = total.item()
+    loss = nats / windows[:, 1:].numel()
+    return {"val/loss": loss, "val/ppl": perplexity(loss), "val/bits_per_byte": nats / math.log(2) / n_bytes}
 
 
 @torch.no_grad()
@@ -85,6 +87,8 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        yield
+        # A compiled model would be compiled a second time for this, and measured by another kernel than an eager one.
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         model.train(was_training)

@@ -21,7 +21,7 @@ _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "wandb")
 _GIT_TIMEOUT_S = 2.0
 
 # Keys that change neither a weight nor a metric.
-_NOT_COMPUTED = frozenset({"tracking", "output_dir", "run_name", "group", "if_exists", "sweep", "hydra"})
+_NOT_COMPUTED = frozenset({"tracking", "output_dir", "run_name", "group", "if_exists", "sweep", "hydra", "recipe"})
 
 _HIDDEN = "[redacted]"
 _SECRET_ENV = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -69,12 +69,13 @@ class Loop:
         schedule: Schedule,
         sampler: TrainSampler,
         eval_windows: torch.Tensor,
+        eval_bytes: int,
         probe_windows: torch.Tensor,
         plan: Plan,
         sink: Sink,
     ):
         self.model, self.step, self.schedule, self.sampler = model, step, schedule, sampler
-        self.eval_windows, self.probe_windows = eval_windows, probe_windows
+        self.eval_windows, self.eval_bytes, self.probe_windows = eval_windows, eval_bytes, probe_windows
         self.plan, self.sink = plan, sink
         self.history = History()
         self.diverged = False
@@ -163,7 +164,7 @@ class Loop:
         measured: Row = {}
         with autocast(self.step.device, self.step.precision):
             if validation:
-                measured |= validate(self.model, self.eval_windows, 4 * self.plan.micro_batch_size)
+                measured |= validate(self.model, self.eval_windows, 4 * self.plan.micro_batch_size, self.eval_bytes)
             if probe:
                 measured |= probe_attention(self.model, self.probe_windows)
         history = self.history

@@ -67,7 +67,7 @@ class TrainStep:
         grad_accum_steps: int,
         grad_clip: float | None,
         precision: str,
-        compile: bool,
+        compile: str = "off",
     ):
         self.model, self.optimizer = model, optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -76,8 +76,12 @@ class TrainStep:
         self.scale = LossScale(self.device, precision == "fp16")
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         self.forward = forward_loss(model, terms)
-        if compile:
+        if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
+        elif compile == "block":
+            # All blocks are one piece of code and share what is compiled for the first.
+            for block in model.blocks:
+                block.compile(fullgraph=True)
 
     def __call__(self, tokens: Tensor, lr: float) -> Tensor:
         inputs, targets = tokens[:, :-1], tokens[:, 1:]

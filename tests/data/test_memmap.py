@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import scipy.stats
 from stability_lab.data import memmap as memmap_module
 from stability_lab.data.corpus import Documents, Sotu, TextFiles, corpus_hash
 from stability_lab.data.memmap import cache_dir, load_tokens
-from stability_lab.data.tokenizer import ByteTokenizer
+from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, Tokenizer, TokenizerOptions
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,24 @@ class Words:
 
     def documents(self) -> Documents:
         return [(f"{i}.txt", b"abc" * (i + 1)) for i in range(10)]
+
+    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
+        return {"name": self.name, "sha256": corpus_hash(documents or self.documents())}
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Thirty documents with more words, and characters of one to four bytes."""
+
+    name: ClassVar[str] = "prose"
+    val_every: int = 5
+    year: int = 1800
+
+    def documents(self) -> Documents:
+        lines = (
+            f"In the year {self.year + i} naïve 你好 🙂 <|endoftext|> of it's times\n" * (i % 7) for i in range(30)
+        )
+        return [(f"{i}.txt", line.encode()) for i, line in enumerate(lines)]
 
     def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
         return {"name": self.name, "sha256": corpus_hash(documents or self.documents())}
@@ -44,7 +63,15 @@ class WideTokenizer:
         return np.frombuffer(data, dtype=np.uint8).astype(np.uint32) + np.uint32(self.vocab_size - 300)
 
     def decode(self, ids: object) -> str:
-        raise NotImplementedError
+        raise AssertionError("nothing here decodes")
+
+    def token_bytes(self) -> np.ndarray:
+        counts = np.ones(self.vocab_size, dtype=np.int64)
+        counts[self.eos_id] = 0
+        return counts
+
+    def fit(self, documents: Documents, saved: Path) -> "WideTokenizer":
+        return self
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +103,79 @@ def test_tokens_are_the_documents_with_their_ends() -> None:
     assert data.train[-1] == data.eos_id == 256
     assert data.vocab_size == 257
     assert data.corpus == Words().describe()
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Bpe(280), Gpt2()], ids=lambda tokenizer: tokenizer.id)
+def test_bytes_of_tokens_are_the_bytes_of_the_text(tokenizer: TokenizerOptions) -> None:
+    """So bits per byte means the same for every tokenizer: nothing is lost, and document ends count for nothing."""
+    data = load_tokens(Prose(), tokenizer)
+    documents = [text for _, text in Prose().documents()]
+    assert data.train.dtype == data.val.dtype == np.uint16
+    assert data.bytes_of(data.val) == data.val_bytes == sum(map(len, documents[::5]))
+    assert data.bytes_of(data.train) == sum(map(len, documents)) - data.val_bytes
+    assert data.bytes_of(data.val[: data.val_tokens // 2 * 2].reshape(2, -1)) > 0  # windows, as validation has them
+    assert data.bytes_of(np.array([data.eos_id])) == data.bytes_of(np.array([], dtype=np.int64)) == 0
+    assert (data.val == data.eos_id).sum() == 6
+    assert (data.train == data.eos_id).sum() == 24
+
+
+class Spy:
+    """Options that show what `fit` was given."""
+
+    id = "spy"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Documents, Path]] = []
+
+    def fit(self, documents: Documents, saved: Path) -> Tokenizer:
+        self.calls.append((documents, saved))
+        return ByteTokenizer()
+
+
+def test_vocabulary_is_learned_from_training_documents_only() -> None:
+    spy = Spy()
+    load_tokens(Prose(), spy)
+    ((documents, _),) = spy.calls
+    assert documents == [document for i, document in enumerate(Prose().documents()) if i % 5]
+
+
+def test_vocabulary_is_kept_under_text_split_and_options(cache: Path) -> None:
+    spies = [Spy() for _ in range(5)]
+    spies[4].id = "other"
+    for corpus, spy in zip([Prose(), Prose(), Prose(val_every=4), Prose(year=1900), Prose()], spies, strict=True):
+        load_tokens(corpus, spy)
+    paths = [spy.calls[0][1] for spy in spies]
+    assert {path.parent for path in paths} == {cache}
+    assert paths[0] == paths[1]
+    assert len(set(paths)) == 4
+
+
+def test_a_learned_vocabulary_is_cached_beside_its_tokens(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    first = load_tokens(Prose(), Bpe(280))
+    assert sorted(path.name.split("-")[0] for path in cache.iterdir()) == sorted([first.fingerprint[:32], "vocabulary"])
+    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
+    monkeypatch.setattr(Bpe, "_train", _refuse_to_build)
+    second = load_tokens(Prose(), Bpe(280))
+    np.testing.assert_array_equal(first.val, second.val)
+    np.testing.assert_array_equal(first.token_bytes, second.token_bytes)
+    assert first.fingerprint == second.fingerprint
+    assert (second.vocab_size, second.eos_id) == (280, 279)
+
+
+def test_another_version_of_the_library_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_tokens(Prose(), Bpe(280))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.0")
+    second = load_tokens(Prose(), Bpe(280))
+    assert first.fingerprint != second.fingerprint
+    np.testing.assert_array_equal(first.val, second.val)
+
+
+def test_lost_vocabulary_is_learned_again_and_fits_the_tokens(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    first = load_tokens(Prose(), Bpe(280))
+    (vocabulary,) = cache.glob("vocabulary-*")
+    vocabulary.write_text("{")
+    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
+    assert load_tokens(Prose(), Bpe(280)).fingerprint == first.fingerprint
 
 
 def test_maps_are_read_only_and_small() -> None:
@@ -124,10 +224,10 @@ def test_key_is_text_split_and_encoding(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 1000)
     fingerprints = {
         load_tokens(corpus, tokenizer).fingerprint
-        for corpus in (Words(), Words(val_every=4), TextFiles(path=str(tmp_path / "a.txt")))
-        for tokenizer in (ByteTokenizer(), WideTokenizer(65_536))
+        for corpus in (Prose(), Prose(val_every=4), Words(), TextFiles(path=str(tmp_path / "a.txt")))
+        for tokenizer in (ByteTokenizer(), WideTokenizer(65_536), Bpe(257), Bpe(258), Gpt2())
     }
-    assert len(fingerprints) == 6
+    assert len(fingerprints) == 20
 
 
 def _truncate(entry: Path) -> None:
