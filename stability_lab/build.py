@@ -27,6 +27,8 @@ def instantiate(node: Mapping[str, Any], key: str) -> Any:
 
     Only classes of this package are imported: a config file that came with somebody's run cannot run code.
     """
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{key}={node}: must be a group of options, such as {key}.option=value")
     target = node.get("_target_")
     if not isinstance(target, str) or not target.startswith(PACKAGE):
         raise ConfigError(f"{key}._target_={target}: must be a class of this package, {PACKAGE}*")
@@ -106,7 +108,11 @@ def check(config: TrainConfig) -> None:
     instantiate(config.tracking, "tracking")
     data = load_data(config)
     with torch.device("meta"):
-        build_model(config, data.vocab_size, seams)
+        try:
+            build_model(config, data.vocab_size, seams)
+        except RuntimeError as error:
+            shape = f"model.d_model={config.model.d_model}, model.d_ff={config.model.d_ff}"
+            raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
 
 
 class Run(NamedTuple):

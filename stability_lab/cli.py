@@ -12,12 +12,13 @@ from stability_lab.config import ConfigError, did_you_mean
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
   python -m stability_lab train [+stabilizer=NAME] [key=value ...]   train one run; -m sweeps over a,b,c values
+  python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-COMMANDS = ("train", "evaluate", "stabilizers")
+COMMANDS = ("train", "plan", "evaluate", "stabilizers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,6 +50,10 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
         from stability_lab.launch import train
 
         return train(arguments)
+    if command == "plan":
+        from stability_lab.plan import main as plan
+
+        return plan(arguments)
     if command == "evaluate":
         from stability_lab.evaluate import main as evaluate
 

@@ -77,7 +77,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     groups = _groups(folders)
     normal = _normalise(parsed, groups)
     lines = {o.input_line: o for o in _parse(normal)}
-    choices = [_expand(lines[line]) for line in normal]
+    choices = [_expand(lines[line], groups) for line in normal]
     _check_options(lines.values(), groups)
     jobs = [[*search_path, *job] for job in itertools.product(*choices)]
     swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
@@ -114,7 +114,7 @@ def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
         key = getattr(error, "full_key", None)
         if "issing mandatory value" in str(error) and key:
             raise ConfigError(f"{key} is missing: give it a value, {key}=...") from error
-        raise ConfigError(_sentence(error)) from error
+        raise ConfigError(f"{key}: {_sentence(error)}" if key else _sentence(error)) from error
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
     chosen = plain.get(STABILIZER) or {}
@@ -162,6 +162,8 @@ def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> lis
     for override in overrides:
         key = override.key_or_group
         line = override.input_line or ""
+        if override.package is not None and (key == STABILIZER or key not in groups):
+            raise ConfigError(f"{line}: '@{override.package}' has no meaning here; leave it out")
         if key == STABILIZER and not override.is_delete():
             folded.append(_stabilizer_lists(override, groups[STABILIZER]))
         elif key in groups or key.split("/")[0].split(".")[0] == "hydra" or override.is_delete():
@@ -201,17 +203,23 @@ def _stabilizer_lists(override: Override, options: set[str]) -> list[str]:
     return alternatives
 
 
-def _expand(override: Override) -> list[str]:
+def _expand(override: Override, groups: Mapping[str, set[str]]) -> list[str]:
+    """The overrides, one a job, of one that may take several values."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
     prefix = (override.input_line or "").partition("=")[0]
+    if isinstance(override._value, Glob):
+        names = override._value.filter(sorted(groups.get(override.key_or_group, ())))
+        if not names:
+            raise ConfigError(f"{override.input_line}: matches no option of a group")
+        return [f"{prefix}={name}" for name in names]
     return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
 
 
 def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]) -> None:
     for override in overrides:
         key = override.key_or_group
-        if key not in groups or key == STABILIZER or override.is_delete():
+        if key not in groups or key == STABILIZER or override.is_delete() or isinstance(override._value, Glob):
             continue
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
         for value in values:

@@ -15,6 +15,7 @@ from stability_lab.config import ConfigError
 
 LONGEST = 96
 SINGLE_RUNS = "runs"
+_FIRST = {"optimizer.lr": 0, "seed": 1}
 _ELSEWHERE = ("stabilizer", "output_dir", "group", "run_name", "if_exists", "hydra", "tracking")
 
 
@@ -23,9 +24,9 @@ def slug(text: str) -> str:
 
 
 def run_name(stabilizers: Iterable[str], overrides: Iterable[tuple[str, str]], fingerprint: str) -> str:
-    """`qknorm-zloss_lr3e-2_seed1_0a1b2c3d`: stabilizers, what else was asked for, and the run's fingerprint."""
+    """`qknorm-zloss_lr0.03_seed1_0a1b2c3d`: stabilizers, what else was asked for, and the run's fingerprint."""
     parts = ["-".join(sorted(stabilizers)) or "none"]
-    for key, value in sorted(overrides):
+    for key, value in sorted(overrides, key=lambda pair: (_FIRST.get(pair[0], len(_FIRST)), pair[0])):
         head, _, rest = key.partition(".")
         if head == "stabilizer" and rest:
             parts.append(slug(f"{rest}{value}"))
@@ -88,5 +89,7 @@ def _finished(path: Path, fingerprint: str) -> bool:
             json.loads((path / name).read_text(encoding="utf-8")) for name in ("summary.json", "manifest.json")
         )
     except (OSError, ValueError):
+        return False
+    if not isinstance(summary, dict) or not isinstance(manifest, dict):
         return False
     return summary.get("status") in ("completed", "diverged") and manifest.get("fingerprint") == fingerprint

@@ -289,7 +289,7 @@ def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None)
         + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
         "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
         "grad-norm spikes": spiked,
-        "largest attention logit": f"{summary['max_attn_logit']:.4g} on the probe batch",
+        "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
         "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
         "files": str(path),
         "W&B": tracker.hint if tracker is not None else "not started",

@@ -13,7 +13,7 @@ import yaml
 
 from stability_lab import build
 from stability_lab.compose import Composed, compose_jobs, read_command_line
-from stability_lab.config import OPEN_SETS, TrainConfig, config_dir, typed_fields
+from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
 
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
@@ -76,14 +76,16 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
     if group in CLOSED_SETS:
         assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
         return
-    chosen = composed.plain[group]
-    nodes = chosen.values() if group == "stabilizer" else [chosen]
+    chosen = composed.plain["stabilizer" if group == "recipe" else group]
+    nodes = chosen.values() if group in ("stabilizer", "recipe") else [chosen]
     for node in nodes:
         module, _, class_name = node["_target_"].rpartition(".")
         cls = getattr(importlib.import_module(module), class_name)
         assert set(node) - {"_target_"} == set(typed_fields(cls)), option
-        # The value stands in the YAML; the class repeats it for those who use it without Hydra.
         built = build.instantiate(node, group)
+        if group == "recipe":
+            continue  # its values are the published model's
+        # The value stands in the YAML; the class repeats it for those who use it without Hydra.
         for field in dataclasses.fields(cls):
             if field.default is not dataclasses.MISSING and (group, field.name) != ("tracking", "mode"):
                 assert getattr(built, field.name) == field.default, f"{option}: {field.name}"
@@ -103,13 +105,15 @@ def test_the_root_and_its_groups_are_the_whole_schema() -> None:
     own = set(root) - {"defaults", "hydra"}
     assert own | groups == set(FIELDS)
     assert not own & groups, "a key has two values"
-    assert groups == {*CLOSED_SETS, *OPEN_SETS}
+    assert groups == {*CLOSED_SETS, *OPEN_SETS, "recipe"}
 
 
 def test_values_stand_only_in_yaml() -> None:
     schemas: list[Any] = [TrainConfig, *CLOSED_SETS.values(), typed_fields(CLOSED_SETS["model"])["init"]]
     for schema in schemas:
         for field in dataclasses.fields(schema):
+            if field.name == "recipe":
+                continue  # absent unless a recipe is chosen
             assert field.default is field.default_factory is dataclasses.MISSING, f"{schema.__name__}.{field.name}"
 
 
@@ -121,7 +125,39 @@ def test_no_file_has_a_key_twice(option: str) -> None:
 def test_configs_holds_the_root_and_its_groups_only() -> None:
     files = {path.relative_to(config_dir()).as_posix() for path in config_dir().rglob("*") if path.is_file()}
     assert files == {"train.yaml", *(f"{option}.yaml" for option in OPTIONS)}
-    assert {option.split("/")[0] for option in OPTIONS} == {*CLOSED_SETS, *OPEN_SETS}
+    assert {option.split("/")[0] for option in OPTIONS} == {*CLOSED_SETS, *OPEN_SETS, "recipe"}
+
+
+RECIPES = sorted((config_dir() / "recipe").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_where_it_is_from_and_what_it_lacks(path: Path) -> None:
+    recipe = read(path)["recipe"]
+    assert set(recipe) == {"name", "source", "lacks"}
+    assert recipe["name"] == path.stem
+    assert recipe["source"]
+    assert all(isinstance(item, str) for item in recipe["lacks"])
+    assert recipe["lacks"]
+
+
+def test_a_recipe_wins_over_the_groups_and_the_command_line_over_it() -> None:
+    config = compose_one("+recipe=olmo2", "optimizer.eps=1e-5", "stabilizer.qknorm.scope=head").config
+    assert config.optimizer.lr == 3e-4
+    assert config.model.init.truncate == 3.0
+    assert config.optimizer.eps == 1e-5
+    assert config.stabilizer["qknorm"]["scope"] == "head"
+    assert set(config.stabilizer) == {"qknorm", "reordered_norm", "rmsnorm", "zloss"}
+
+
+@pytest.mark.parametrize("order", [("+recipe=olmo2", "+stabilizer=qknorm"), ("stabilizer=qknorm", "recipe=olmo2")])
+def test_a_stabilizer_reached_twice_with_other_values_is_refused(order: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"qknorm is reached twice.*scope full and head"):
+        read_command_line(order)
+
+
+def test_a_stabilizer_reached_twice_with_the_same_values_is_fine() -> None:
+    assert "layernorm" in compose_one("+recipe=nvidia_baseline", "+stabilizer=layernorm").config.stabilizer
 
 
 def test_a_stabilizer_file_is_keyed_by_its_own_name() -> None:

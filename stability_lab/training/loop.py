@@ -218,7 +218,7 @@ def summarise(history: History, diverged: bool, unigram_entropy: float | None, w
             **final,
         },
         "best": history.best,
-        "max_attn_logit": history.max_attn_logit,
+        "max_attn_logit": history.max_attn_logit if history.initial else None,
         "spikes": {name: _spikes(score, steps) for name, score in spikes.items()},
         "grad_norm": {
             f"p{q}": float(np.percentile(finite_norm, q)) if len(finite_norm) else None for q in (50, 90, 99)

@@ -135,7 +135,7 @@ def test_validation_never_contains_the_penalty(tiny_run):
 
     heavy = tiny_run("+stabilizer=zloss", "stabilizer.zloss.weight=1")
     plain = tiny_run()
-    assert validate(heavy.model, heavy.eval_windows, 4) == validate(plain.model, plain.eval_windows, 4)
+    assert validate(heavy.model, heavy.eval_windows, 4, 1) == validate(plain.model, plain.eval_windows, 4, 1)
 
 
 @pytest.mark.parametrize("accumulation", [2, 4])

@@ -33,7 +33,7 @@ class Trained(NamedTuple):
     @property
     def steps(self) -> list[Row]:
         """The rows without what depends on the clock or on how often the model is measured."""
-        measured = ("perf/", "val/", "attn/max", "attn/entropy")
+        measured = ("perf/", "val/", "attn/max", "attn/entropy", "attn/score_mod", "attn/scale")
         return [{k: v for k, v in row.items() if not k.startswith(measured)} for row in self.sink.seen]
 
 
@@ -48,7 +48,8 @@ def make_loop(run: Run) -> Trained:
         eval_every=trainer.eval_every,
         probe_every=run.config.diagnostics.probe_every,
     )
-    loop = Loop(run.model, run.step, run.schedule, run.sampler, run.eval_windows, run.probe_windows, plan, sink)
+    measured = {"eval_windows": run.eval_windows, "eval_bytes": run.eval_bytes, "probe_windows": run.probe_windows}
+    loop = Loop(run.model, run.step, run.schedule, run.sampler, **measured, plan=plan, sink=sink)
     return Trained(run, loop, sink)
 
 

@@ -1,0 +1,172 @@
+"""One optimizer step on the device: fused AdamW, bad steps, overflow, no wait for the device, compilation."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from stability_lab.build import Run
+from stability_lab.training.loop import Loop, Plan, summarise
+from stability_lab.training.optimizer import build_adamw, guarded_step
+from stability_lab.training.step import COLUMNS
+
+pytestmark = pytest.mark.gpu
+
+
+def batch_of(run: Run, step: int) -> Tensor:
+    size = run.config.trainer.micro_batch_size * run.config.trainer.grad_accum_steps
+    return torch.from_numpy(run.sampler.batch((step - 1) * size, size)).to(run.device)
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Copies of weights, moments and step counts."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = [value for p in parameters for value in optimizer.state[p].values()]
+    return [value.detach().clone() for value in (*parameters, *state)]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def with_gradients(device: torch.device, *, size: float) -> nn.Module:
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 70_000), nn.LayerNorm(5)).to(device)
+    generator = torch.Generator(device).manual_seed(1)
+    for p in model.parameters():
+        p.grad = size * torch.randn(p.shape, generator=generator, device=device)
+    return model
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_step_called_off_keeps_every_bit(device, compose_config, poison):
+    model = with_gradients(device, size=1.0)
+    optimizer = build_adamw(model, compose_config().optimizer)
+    one, zero = torch.ones((), device=device), torch.zeros((), device=device)
+    guarded_step(optimizer, 1e-2, one, zero)
+    before = state_of(optimizer)
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad[0] = poison
+    guarded_step(optimizer, 1e-2, one, one)
+    assert len(before) == 4 * len(list(model.parameters()))
+    assert equal(state_of(optimizer), before)
+
+
+def test_the_first_step_called_off_leaves_fresh_moments(device, compose_config):
+    model = with_gradients(device, size=math.nan)
+    optimizer = build_adamw(model, compose_config().optimizer)
+    weights = state_of(optimizer)  # it has no moments yet
+    guarded_step(optimizer, 1e-2, torch.ones((), device=device), torch.ones((), device=device))
+    n = len(weights)
+    assert len(state_of(optimizer)) == 4 * n
+    assert equal(state_of(optimizer)[:n], weights)
+    assert not any(value.any() for value in state_of(optimizer)[n:])
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e9])
+def test_divisor_equals_clipping_before_plain_adamw(device, compose_config, clip):
+    config = compose_config("optimizer.eps=1e-4").optimizer
+    ours = with_gradients(device, size=3.0)
+    theirs = copy.deepcopy(ours)
+    optimizer = build_adamw(ours, config)
+    plain = torch.optim.AdamW(
+        [
+            {"params": [theirs[1].weight], "weight_decay": config.weight_decay},  # type: ignore[union-attr]
+            {"params": [p for p in theirs.parameters() if p is not theirs[1].weight], "weight_decay": 0.0},  # type: ignore
+        ],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        foreach=False,
+        fused=False,
+    )
+    scale = 1024.0
+    for _ in range(3):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert a.grad is not None
+            b.grad = a.grad.clone()
+            a.grad *= scale
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+        plain.step()
+        coef = (clip / (norm + 1e-6)).clamp_max(1.0)
+        guarded_step(optimizer, config.lr, scale / coef, torch.zeros((), device=device))
+        for p in ours.parameters():
+            assert p.grad is not None
+            # Gradients of another direction next time. What a step leaves in .grad is torch's affair.
+            p.grad = torch.roll(torch.nan_to_num(p.detach()), 1, 0) * 2
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_bad_gradient_changes_nothing_from_then_on(gpu_run, take_steps, precision):
+    run = gpu_run(f"trainer.precision={precision}")
+    take_steps(run, 1)
+    before = state_of(run.step.optimizer)
+    with torch.no_grad():
+        kept = run.model.final_norm.weight.clone()  # type: ignore[operator]
+        run.model.final_norm.weight.fill_(math.nan)  # type: ignore[operator]
+    row = dict(zip(COLUMNS, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
+    with torch.no_grad():
+        run.model.final_norm.weight.copy_(kept)  # type: ignore[operator]
+    assert (row["bad"], row["optim/skipped"]) == (1, 0)
+    assert equal(state_of(run.step.optimizer), before)
+    later = dict(zip(COLUMNS, run.step(batch_of(run, 3), 1e-2).tolist(), strict=True))
+    assert later["bad"] == 0
+    assert equal(state_of(run.step.optimizer), before)
+
+
+def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
+    run = gpu_run("trainer.precision=fp16", "trainer.max_steps=6")
+    run.step.scale.value.fill_(2.0**40)
+    weights = [p.detach().clone() for p in run.step.parameters]
+    trainer = run.config.trainer
+    plan = Plan(trainer.max_steps, trainer.micro_batch_size, 1, run.config.model.seq_len, 1, None, None)
+    windows = (run.eval_windows, run.eval_bytes, run.probe_windows)
+    loop = Loop(run.model, run.step, run.schedule, run.sampler, *windows, plan, sink)
+    loop.run()
+    summary = summarise(loop.history, loop.diverged, None, warmup_steps=0)
+    assert not loop.diverged
+    assert summary["skipped_steps"] == 6
+    assert [event["event"] for event in sink.events] == ["skipped_step"] * 6
+    assert run.step.scale.value.item() == 2.0**34
+    assert equal([p.detach() for p in run.step.parameters], weights)
+
+
+WAITLESS = [
+    ("+stabilizer=none", "trainer.precision=fp32"),
+    ("+stabilizer=[qknorm,zloss,rmsnorm]", "trainer.precision=bf16", "trainer.grad_accum_steps=2"),
+    ("+stabilizer=[softcap,final_softcap]", "trainer.precision=bf16"),
+    ("+stabilizer=zloss", "trainer.precision=fp16", "model.bias=true"),
+]
+
+
+@pytest.mark.parametrize("overrides", WAITLESS, ids=lambda words: words[0].partition("=")[2])
+def test_a_step_never_waits_for_the_device(cuda, gpu_run, overrides):
+    run = gpu_run(*overrides)
+    tokens = [batch_of(run, step) for step in range(1, 6)]
+    for batch in tokens[:2]:
+        run.step(batch, 1e-3)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows = [run.step(batch, 1e-3) for batch in tokens[2:]]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(row[COLUMNS.index("bad")].item() == 0 for row in rows)
+
+
+@pytest.mark.parametrize("stabilizer", ["[qknorm,zloss]", "softcap"])
+@pytest.mark.parametrize("compile", ["block", "full"])
+def test_compiled_steps_equal_eager_ones(cuda, gpu_run, take_steps, compile, stabilizer):
+    eager = take_steps(gpu_run(f"+stabilizer={stabilizer}"), 3)
+    torch.compiler.reset()
+    counters.clear()
+    compiled = take_steps(gpu_run(f"+stabilizer={stabilizer}", f"trainer.compile={compile}"), 3)
+    assert counters["stats"]["unique_graphs"] > 0, f"trainer.compile={compile} compiled nothing"
+    for a, b in zip(compiled, eager, strict=True):
+        assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
+        assert a["optim/grad_norm"] == pytest.approx(b["optim/grad_norm"], rel=1e-3)
