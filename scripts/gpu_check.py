@@ -379,7 +379,7 @@ def table(report: Mapping[str, Any]) -> str:
     lines = []
     for name, outcome in sections.items():
         counts = ""
-        if name == "tests" and outcome["found"]:
+        if name == "tests" and "passed" in outcome["found"]:
             found = outcome["found"]
             counts = f": {found['passed']} passed, {found['skipped']} skipped, {len(found['failures'])} failed"
         lines.append(

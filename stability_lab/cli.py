@@ -51,8 +51,10 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
 
         return train(arguments)
     if command == "plan":
+        from stability_lab.launch import refuse_distributed
         from stability_lab.plan import main as plan
 
+        refuse_distributed()
         return plan(arguments)
     if command == "evaluate":
         from stability_lab.evaluate import main as evaluate

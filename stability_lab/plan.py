@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from stability_lab.compose import CommandLine, compose_jobs, read_command_line
 from stability_lab.config import ConfigError, TrainConfig
-from stability_lab.launch import refuse_distributed
 
 if TYPE_CHECKING:
     from stability_lab.cost import Timing
@@ -34,7 +33,6 @@ def main(argv: Sequence[str]) -> int:
     if output is None:
         print(HELP, end="")
         raise SystemExit(0)  # as argparse and Hydra end after the help of the other commands
-    refuse_distributed()
     command = read_command_line(rest)
     if command.only_shows:
         raise ConfigError("plan takes no flag that only shows something: use train for --cfg and the like")

@@ -22,7 +22,7 @@ LONGEST_FILE = 400
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
     {"config", "seams", "numerics", "judge"},
-    {"model", "objective", "stabilizers", "data", "tracking", "compose", "naming"},
+    {"model", "objective", "stabilizers", "data", "tracking", "compose", "naming", "analysis"},
     {"diagnostics"},
     {"training"},
     {"build"},

@@ -1,0 +1,131 @@
+"""Draws the figures of docs/stabilizers from the stabilizers themselves: python scripts/figures.py
+
+softcap.png    the soft-cap and its slope
+factors.png    each layer's factor on its attention logits, and the largest logit that QK-norm then allows
+placement.png  where the norms of a residual branch stand
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from stability_lab.analysis.figures import COLOURS, MARKERS
+from stability_lab.seams import PRE_NORM, AttentionShape, Placement, Seams, Stabilizer
+from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
+from stability_lab.stabilizers.ln_scaling import LNScaling
+from stability_lab.stabilizers.perinorm import PeriNorm
+from stability_lab.stabilizers.postnorm import PostNorm
+from stability_lab.stabilizers.reordered_norm import ReorderedNorm
+from stability_lab.stabilizers.softcap import SoftCap
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+DASHES = ("-", "--", ":")
+LAYERS, HEAD_DIM = 12, 64
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with mpl.rc_context(STYLE):
+        softcap().savefig(IMAGES / "softcap.png", dpi=130)
+        factors().savefig(IMAGES / "factors.png", dpi=130)
+        placement().savefig(IMAGES / "placement.png", dpi=130)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def softcap() -> Figure:
+    figure = new_figure(8.4, 3.1)
+    left, right = figure.subplots(1, 2)
+    x = torch.linspace(0, 150, 601)
+    left.plot(x, x, color="0.6", linewidth=1, label="no cap")
+    for cap, colour, dash in zip((15.0, 30.0, 50.0), COLOURS[1:], DASHES, strict=False):
+        module = SoftCap(cap)
+        left.plot(x, module(x), color=colour, linestyle=dash, label=f"cap {cap:g}")
+        right.plot(x, module.slope(x).clamp_min(1e-12), color=colour, linestyle=dash, label=f"cap {cap:g}")
+    left.set(xlabel="scaled logit", ylabel="capped logit", ylim=(0, 60))
+    right.set(xlabel="scaled logit", ylabel="slope: share of gradient that passes", yscale="log", ylim=(1e-6, 1.5))
+    left.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def factors() -> Figure:
+    figure = new_figure(8.4, 3.1)
+    left, right = figure.subplots(1, 2)
+    layers = range(1, LAYERS + 1)
+    modes = {"inverse_layer": DynamicScaling(mode="inverse_layer")} | {
+        f"linear, {preset}": DynamicScaling(mode="linear", preset=preset) for preset in ("up", "down", "flat")
+    }
+    for number, (name, stabilizer) in enumerate(modes.items(), 1):
+        factor = attention_factors(stabilizer)
+        bound = [math.sqrt(HEAD_DIM) * f for f in factor]
+        for axes, values in ((left, factor), (right, bound)):
+            axes.plot(layers, values, color=COLOURS[number], marker=MARKERS[number], markersize=4, label=name)
+    squared = [norm_factor(layer) ** 2 for layer in range(LAYERS)]
+    left.plot(layers, squared, color=COLOURS[5], marker=MARKERS[5], markersize=4, linestyle=":", label="ln_scaling")
+    left.set(xlabel="layer, from 1", ylabel="factor on attention logits at step 0", ylim=(0, 1.6), xticks=layers)
+    right.set(xlabel="layer, from 1", ylabel="largest logit with per-head QK-norm", ylim=(0, 12.8), xticks=layers)
+    right.annotate(f"{math.sqrt(HEAD_DIM) / LAYERS:.2f}", (LAYERS, math.sqrt(HEAD_DIM) / LAYERS + 0.4), ha="center")
+    left.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
+    return figure
+
+
+def attention_factors(stabilizer: Stabilizer) -> list[float]:
+    seams = stabilizer.apply(Seams())
+    shapes = (AttentionShape(layer, LAYERS, 12, 12, HEAD_DIM) for layer in range(LAYERS))
+    return [float(seams.attn_scale(shape).get_buffer("factor")) for shape in shapes]
+
+
+def norm_factor(layer: int) -> float:
+    """Both q and k carry it, so that logits carry its square."""
+    return float(LNScaling().apply(Seams()).norm_scale(layer).get_buffer("factor"))
+
+
+def placement() -> Figure:
+    figure = new_figure(8.4, 2.9)
+    rows: dict[str, Placement] = {"baseline (pre)": PRE_NORM} | {
+        stabilizer.name: stabilizer.apply(Seams()).norm_placement
+        for stabilizer in (PostNorm(), ReorderedNorm(), PeriNorm())
+    }
+    for axes, (name, place) in zip(figure.subplots(1, len(rows)), rows.items(), strict=True):
+        draw_branch(axes, name, place)
+    return figure
+
+
+def draw_branch(axes: Axes, name: str, place: Placement) -> None:
+    """The residual stream runs up the left side, the branch up the right one."""
+    axes.set_axis_off()
+    axes.set(xlim=(0, 10), ylim=(0, 10.4), title=name)
+    arrow = {"arrowstyle": "-|>", "color": "0.25", "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (2.5, 10.2), (2.5, 0), arrowprops=arrow)
+    axes.annotate("", (2.9, 6.6), (6.9, 6.6), arrowprops=arrow)
+    axes.plot([2.5, 6.9, 6.9], [0.9, 0.9, 6.6], color="0.25", linewidth=1)
+    axes.text(
+        2.5, 6.6, "+", ha="center", va="center", bbox={"boxstyle": "circle,pad=0.15", "fc": "white", "ec": "0.25"}
+    )
+    box(axes, 6.9, 3.75, "attention\nor MLP", "#DDDDDD")
+    for present, x, y in ((place.pre, 6.9, 2.1), (place.branch, 6.9, 5.4), (place.residual, 2.5, 8.0)):
+        if present:
+            box(axes, x, y, "norm", "#F5C98A")
+    if place.final:
+        axes.text(3.1, 9.6, "norm before\nthe head", va="center", fontsize=7, color="0.35")
+
+
+def box(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    style = {"boxstyle": "round,pad=0.35", "fc": colour, "ec": "0.25", "lw": 0.8}
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=style)
+
+
+if __name__ == "__main__":
+    main()
