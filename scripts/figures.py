@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -17,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stability_lab.analysis.figures import COLOURS, MARKERS
-from stability_lab.seams import PRE_NORM, AttentionShape, Placement, Seams, Stabilizer
+from stability_lab.seams import PRE_NORM, AttentionShape, Placement, Seams
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
 from stability_lab.stabilizers.ln_scaling import LNScaling
 from stability_lab.stabilizers.perinorm import PeriNorm
@@ -26,7 +27,13 @@ from stability_lab.stabilizers.reordered_norm import ReorderedNorm
 from stability_lab.stabilizers.softcap import SoftCap
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+}
 DASHES = ("-", "--", ":")
 LAYERS, HEAD_DIM = 12, 64
 
@@ -34,9 +41,9 @@ LAYERS, HEAD_DIM = 12, 64
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
-        softcap().savefig(IMAGES / "softcap.png", dpi=130)
-        factors().savefig(IMAGES / "factors.png", dpi=130)
-        placement().savefig(IMAGES / "placement.png", dpi=130)
+        softcap().savefig(IMAGES / "softcap.png", dpi=105)
+        factors().savefig(IMAGES / "factors.png", dpi=105)
+        placement().savefig(IMAGES / "placement.png", dpi=105)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -48,15 +55,16 @@ def new_figure(width: float, height: float) -> Figure:
 def softcap() -> Figure:
     figure = new_figure(8.4, 3.1)
     left, right = figure.subplots(1, 2)
-    x = torch.linspace(0, 150, 601)
+    x = torch.linspace(0, 150, 601, dtype=torch.float64)  # 1 - tanh^2 cancels in fp32
     left.plot(x, x, color="0.6", linewidth=1, label="no cap")
     for cap, colour, dash in zip((15.0, 30.0, 50.0), COLOURS[1:], DASHES, strict=False):
         module = SoftCap(cap)
         left.plot(x, module(x), color=colour, linestyle=dash, label=f"cap {cap:g}")
-        right.plot(x, module.slope(x).clamp_min(1e-12), color=colour, linestyle=dash, label=f"cap {cap:g}")
+        right.plot(x, module.slope(x), color=colour, linestyle=dash, label=f"cap {cap:g}")
     left.set(xlabel="scaled logit", ylabel="capped logit", ylim=(0, 60))
     right.set(xlabel="scaled logit", ylabel="slope: share of gradient that passes", yscale="log", ylim=(1e-6, 1.5))
-    left.legend(frameon=False, loc="lower right")
+    right.plot([], [], color="0.6", linewidth=1, label="no cap")
+    right.legend(frameon=False, loc="lower left")
     return figure
 
 
@@ -68,21 +76,22 @@ def factors() -> Figure:
         f"linear, {preset}": DynamicScaling(mode="linear", preset=preset) for preset in ("up", "down", "flat")
     }
     for number, (name, stabilizer) in enumerate(modes.items(), 1):
-        factor = attention_factors(stabilizer)
+        factor = attention_factors(stabilizer.apply(Seams()))
         bound = [math.sqrt(HEAD_DIM) * f for f in factor]
         for axes, values in ((left, factor), (right, bound)):
             axes.plot(layers, values, color=COLOURS[number], marker=MARKERS[number], markersize=4, label=name)
     squared = [norm_factor(layer) ** 2 for layer in range(LAYERS)]
-    left.plot(layers, squared, color=COLOURS[5], marker=MARKERS[5], markersize=4, linestyle=":", label="ln_scaling")
-    left.set(xlabel="layer, from 1", ylabel="factor on attention logits at step 0", ylim=(0, 1.6), xticks=layers)
+    left.plot(
+        layers, squared, color=COLOURS[5], marker=MARKERS[5], markersize=4, linestyle=":", label="ln_scaling (same)"
+    )
+    left.set(xlabel="layer, from 1", ylabel="factor on attention logits at step 0", ylim=(0, 2.1), xticks=layers)
     right.set(xlabel="layer, from 1", ylabel="largest logit with per-head QK-norm", ylim=(0, 12.8), xticks=layers)
     right.annotate(f"{math.sqrt(HEAD_DIM) / LAYERS:.2f}", (LAYERS, math.sqrt(HEAD_DIM) / LAYERS + 0.4), ha="center")
     left.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
     return figure
 
 
-def attention_factors(stabilizer: Stabilizer) -> list[float]:
-    seams = stabilizer.apply(Seams())
+def attention_factors(seams: Seams) -> list[float]:
     shapes = (AttentionShape(layer, LAYERS, 12, 12, HEAD_DIM) for layer in range(LAYERS))
     return [float(seams.attn_scale(shape).get_buffer("factor")) for shape in shapes]
 

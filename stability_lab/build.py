@@ -12,6 +12,7 @@ import torch
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
 from stability_lab.data.loader import TrainSampler, check_length, validation_windows
 from stability_lab.data.memmap import TokenData, load_tokens
+from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
@@ -20,6 +21,7 @@ from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 
 PACKAGE = "stability_lab."
+DEFAULT_THREADS = torch.get_num_threads()
 
 
 def instantiate(node: Mapping[str, Any], key: str) -> Any:
@@ -134,19 +136,20 @@ class Run(NamedTuple):
 def build_run(config: TrainConfig) -> Run:
     """Model and optimizer on the device, with initial weights that depend on (init seed, parameter name) only."""
     device = device_of(config)
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
+    torch.set_num_threads(config.trainer.threads or DEFAULT_THREADS)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     stabilizers = build_stabilizers(config)
     seams = fill_seams(stabilizers)
     data = load_data(config)
+    trainer, seq_len = config.trainer, config.model.seq_len
     init_seed = config.seed if config.init_seed is None else config.init_seed
     data_seed = config.seed if config.data_seed is None else config.data_seed
     model = build_model(config, data.vocab_size, seams)
     initialise(model, init_seed)
     model.to(device)
+    if model.backend.name == "flex":
+        causal_mask(seq_len, device)
     terms = [term.to(device) if isinstance(term, torch.nn.Module) else term for term in seams.loss_terms.values()]
-    trainer, seq_len = config.trainer, config.model.seq_len
     step = TrainStep(
         model,
         terms,

@@ -175,11 +175,11 @@ def measure(config: TrainConfig) -> Timing:
         while len(times) < STEPS or (len(times) < MOST_STEPS and sum(times) < SHORT_S):
             times.append(timed(steps(accumulated)))
     step_s = statistics.median(times)
-    windows = run.eval_windows[: 4 * micro]
+    windows = run.eval_windows[:micro]
 
     def evaluate() -> None:
         with autocast(device, trainer.precision):
-            validate(run.model, windows, 4 * micro, run.eval_bytes)
+            validate(run.model, windows, micro, run.eval_bytes)
 
     def probe() -> None:
         with autocast(device, trainer.precision):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,14 +31,15 @@ def train(argv: Sequence[str]) -> int:
 
     for job in composed:
         check(job.config)
+    if any(job.config.trainer.deterministic for job in composed):
+        # cuBLAS reads it once, at the first product of the process.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not command.multirun:
         return _run_hydra(command, [])
     return _sweep(command, composed)
 
 
 def refuse_distributed() -> None:
-    import os
-
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}: training on several processes is not supported; start "

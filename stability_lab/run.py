@@ -14,10 +14,11 @@ import torch
 from omegaconf import OmegaConf
 
 from stability_lab import __version__
-from stability_lab.build import Run, build_run
+from stability_lab.build import Run, build_run, device_of
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.data.loader import batch_fingerprint
+from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.model.gpt import parameter_counts
 from stability_lab.model.init import fingerprints
 from stability_lab.naming import SINGLE_RUNS, claim_directory, run_name
@@ -87,6 +88,7 @@ def _train(
     loop = run = None
     status, reason = "failed", None
     try:
+        reset_peak(device_of(config))
         run = build_run(config)
         facts = _facts(run, digest, overrides, notices)
         tracker = _tracker(run, composed, path)
@@ -139,6 +141,7 @@ def _finish(
             except Exception as error:  # the device itself may have failed
                 _log.debug("the last steps could not be read", exc_info=error)
         summary |= summarise(loop.history, loop.diverged, run.data.unigram_entropy, run.schedule.warmup_steps)
+        summary["perf/peak_memory_bytes"] = peak_bytes(run.device)
         if run.config.trainer.save_weights and loop.history.loss:
             save_weights(run.model, files.path / "checkpoints" / "last")
         # The judge has the last word: a finite divergence ends a run as a non-finite one does.

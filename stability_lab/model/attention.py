@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stability_lab.config import ConfigError, ModelConfig
-from stability_lab.model.flex import flex_attention
+from stability_lab.model.flex import flex_attention, on_scores
 from stability_lab.model.rope import rotate
 from stability_lab.numerics import fp32
 from stability_lab.seams import AttentionShape, ScoreMod, Seams
 
+FLEX_MIN_HEAD_DIM = 16  # of its kernel
 QUERY_BLOCK = 256  # rows of logits that the explicit path holds at once
 
 
@@ -33,7 +34,14 @@ class Backend(NamedTuple):
     reason: str
 
 
-def choose_backend(requested: str, seams: Seams, device_type: str = "cpu", precision: str = "fp32") -> Backend:
+def choose_backend(
+    requested: str,
+    seams: Seams,
+    device_type: str = "cpu",
+    precision: str = "fp32",
+    dropout: float = 0.0,
+    head_dim: int = 64,
+) -> Backend:
     """The back-end of every layer and why; both go to the log and the manifest.
 
     ConfigError where what was asked for cannot honour a stabilizer: none is ever dropped.
@@ -56,6 +64,13 @@ def choose_backend(requested: str, seams: Seams, device_type: str = "cpu", preci
         raise ConfigError(
             "model.attention=flex: FlexAttention has no backward pass on CPU; use auto, sdpa or explicit there"
         )
+    unfit = ""
+    if dropout:
+        unfit = f"FlexAttention has no dropout (model.dropout={dropout:g})"
+    elif head_dim < FLEX_MIN_HEAD_DIM:
+        unfit = f"FlexAttention needs a head_dim of {FLEX_MIN_HEAD_DIM} or more (here {head_dim})"
+    if requested == "flex" and unfit:
+        raise ConfigError(f"model.attention=flex: {unfit}; use model.attention=auto")
     if requested == "sdpa" and for_logits:
         raise ConfigError(
             f"model.attention=sdpa: fused attention cannot apply stabilizer {for_logits[0]}; use model.attention=auto"
@@ -64,6 +79,8 @@ def choose_backend(requested: str, seams: Seams, device_type: str = "cpu", preci
         return Backend(requested, f"model.attention={requested}")
     if not for_logits:
         return Backend("sdpa", "no stabilizer acts on single attention logits")
+    if device_type == "cuda" and unfit:
+        return Backend("explicit", f"{for_logits[0]} acts on single attention logits, and {unfit}")
     if device_type == "cuda":
         return Backend("flex", f"{for_logits[0]} acts on single attention logits, which no other fused kernel allows")
     return Backend("explicit", f"{for_logits[0]} acts on single attention logits, and there is no fused kernel on CPU")
@@ -96,6 +113,7 @@ class Attention(nn.Module):
         self.qk_transform = seams.qk_transform(shape)
         self.attn_scale = seams.attn_scale(shape)
         self.score_mod = seams.score_mod
+        self.on_scores = on_scores(seams.score_mod)
         self.restore = None if seams.score_restore is None else seams.score_restore(shape)
 
     def forward(
@@ -123,7 +141,7 @@ class Attention(nn.Module):
         if self.backend == "sdpa":
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
         if self.backend == "flex":
-            return flex_attention(q, k, v, self.score_mod, grouped)
+            return flex_attention(q, k, v, self.on_scores, grouped)
         return explicit_attention(q, k, v, self.scale, dropout, self.restore, self.score_mod)
 
     def extra_repr(self) -> str:

@@ -15,41 +15,46 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from stability_lab.seams import ScoreMod
 
+_masks: dict[tuple[int, str], torch_flex.BlockMask] = {}
 
-def flex_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, score_mod: ScoreMod | None, grouped: bool) -> Tensor:
-    """softmax(mask(score_mod(q k^T / sqrt(K)))) v; (B, H, T, K). The model must be on CUDA for a backward pass."""
+
+def flex_attention(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, on_scores: Callable[..., Tensor] | None, grouped: bool
+) -> Tensor:
+    """softmax(mask(on_scores(q k^T / sqrt(K)))) v; (B, H, T, K). A backward pass needs CUDA."""
     mask = causal_mask(q_BHTK.shape[2], q_BHTK.device)
     attend = torch_flex.flex_attention if torch.compiler.is_compiling() else _compiled()
-    return attend(
-        q_BHTK,
-        k_BGTK,
-        v_BGTK,
-        score_mod=None if score_mod is None else _on_scores(score_mod),
-        block_mask=mask,
-        enable_gqa=grouped,
-    )
+    return attend(q_BHTK, k_BGTK, v_BGTK, score_mod=on_scores, block_mask=mask, enable_gqa=grouped)
 
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    # Past its recompile limit torch would fall back to an unfused kernel without a word.
+    # Past its recompile limit torch would fall back to an unfused kernel without a word. Each shape of a sweep is one
+    # compilation, so the limit is not torch's 8.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(torch_flex.flex_attention, dynamic=False)
 
 
 @functools.cache
-def _on_scores(score_mod: ScoreMod) -> Callable[..., Tensor]:
-    """One closure a score_mod: every layer passes the same object, so one compilation serves all."""
+def on_scores(score_mod: ScoreMod | None) -> Callable[..., Tensor] | None:
+    """`score_mod` as FlexAttention calls it. Every layer gets the same object, so one compilation serves all."""
+    if score_mod is None:
+        return None
 
-    def on_scores(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def modified(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score_mod(score)
 
-    return on_scores
+    return modified
 
 
-@functools.cache
 def causal_mask(seq_len: int, device: torch.device) -> torch_flex.BlockMask:
-    def causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return query >= key
+    """Made once for a length and device; call it before compiling a model, or the mask becomes part of the graph."""
+    key = (seq_len, str(device))
+    if key not in _masks:
+        _masks[key] = torch_flex.create_block_mask(_causal, None, None, seq_len, seq_len, device=str(device))
+    return _masks[key]
 
-    return torch_flex.create_block_mask(causal, None, None, seq_len, seq_len, device=str(device))
+
+def _causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key

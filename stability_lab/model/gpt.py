@@ -36,7 +36,9 @@ class GPT(nn.Module):
         self.position_table: Tensor
         self.rope_cos: Tensor
         self.rope_sin: Tensor
-        self.backend = choose_backend(config.attention, seams, device_type, precision)
+        self.backend = choose_backend(
+            config.attention, seams, device_type, precision, config.dropout, d // config.n_heads
+        )
         self.embed = nn.Embedding(rows, d)
         self.embed_scale = seams.embed_scale(d)
         self.embed_positions = nn.Embedding(t, d) if config.positions == "learned" else None

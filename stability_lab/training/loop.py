@@ -164,7 +164,7 @@ class Loop:
         measured: Row = {}
         with autocast(self.step.device, self.step.precision):
             if validation:
-                measured |= validate(self.model, self.eval_windows, 4 * self.plan.micro_batch_size, self.eval_bytes)
+                measured |= validate(self.model, self.eval_windows, self.plan.micro_batch_size, self.eval_bytes)
             if probe:
                 measured |= probe_attention(self.model, self.probe_windows)
         history = self.history

@@ -15,7 +15,7 @@ from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.config import ConfigError
 from stability_lab.model import flex
 from stability_lab.model.attention import explicit_attention
-from stability_lab.model.flex import flex_attention
+from stability_lab.model.flex import flex_attention, on_scores
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
 from stability_lab.stabilizers.softcap import SoftCap
@@ -44,7 +44,7 @@ def random_qkv(n_kv_heads: int, T: int, batch: int = 2) -> list[Tensor]:
 def largest_error(n_kv_heads: int, T: int, cap: float | None) -> float:
     score_mod = None if cap is None else SoftCap(cap)
     q, k, v = random_qkv(n_kv_heads, T)
-    got = flex_attention(q, k, v, score_mod, grouped=n_kv_heads != H)
+    got = flex_attention(q, k, v, on_scores(score_mod), grouped=n_kv_heads != H)
     expected = explicit_attention(q, k, v, K**-0.5, score_mod=score_mod)
     assert got.shape == q.shape
     if cap is not None:
@@ -85,8 +85,8 @@ def test_layers_and_runs_share_one_compilation(without_kernels, tiny_config):
 
 def test_one_closure_a_map_and_one_mask_a_length():
     score_mod = SoftCap(2.0)
-    assert flex._on_scores(score_mod) is flex._on_scores(score_mod)
-    assert flex._on_scores(score_mod) is not flex._on_scores(SoftCap(2.0))
+    assert flex.on_scores(score_mod) is flex.on_scores(score_mod)
+    assert flex.on_scores(score_mod) is not flex.on_scores(SoftCap(2.0))
     device = torch.device("cpu")
     assert flex.causal_mask(16, device) is flex.causal_mask(16, device)
     assert flex.causal_mask(16, device) is not flex.causal_mask(17, device)
@@ -98,7 +98,7 @@ def test_a_sweep_over_shapes_stays_within_the_recompile_limit(without_kernels):
     with torch.no_grad():
         for batch in range(1, 13):
             q, k, v = random_qkv(H, 16, batch)
-            flex_attention(q, k, v, score_mod, grouped=False)
+            flex_attention(q, k, v, on_scores(score_mod), grouped=False)
 
 
 # torch's own tracer instantiates the class of a custom backward pass and warns of it; other warnings are errors.
