@@ -29,11 +29,24 @@ class Mutant:
 ZLOSS, QKNORM = "stability_lab/stabilizers/zloss.py", "stability_lab/stabilizers/qknorm.py"
 RMSNORM, LAYERNORM = "stability_lab/stabilizers/rmsnorm.py", "stability_lab/stabilizers/layernorm.py"
 NUMERICS, LOSS = "stability_lab/numerics.py", "stability_lab/objective/loss.py"
+SOFTCAP, DYNAMIC_SCALING = "stability_lab/stabilizers/softcap.py", "stability_lab/stabilizers/dynamic_scaling.py"
+ATTN_SCALE, LN_SCALING = "stability_lab/stabilizers/attn_scale.py", "stability_lab/stabilizers/ln_scaling.py"
+POSTNORM, PERINORM = "stability_lab/stabilizers/postnorm.py", "stability_lab/stabilizers/perinorm.py"
+REORDERED_NORM, EMBED_SCALE = "stability_lab/stabilizers/reordered_norm.py", "stability_lab/stabilizers/embed_scale.py"
+FINAL_SOFTCAP, SEAMS = "stability_lab/stabilizers/final_softcap.py", "stability_lab/seams.py"
+BLOCK, GPT, PROBE = "stability_lab/model/block.py", "stability_lab/model/gpt.py", "stability_lab/diagnostics/probe.py"
 ATTENTION, INIT = "stability_lab/model/attention.py", "stability_lab/model/init.py"
 STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
 
 TEST_ZLOSS, TEST_QKNORM = "tests/stabilizers/test_zloss.py", "tests/stabilizers/test_qknorm.py"
 TEST_RMSNORM, TEST_LAYERNORM = "tests/stabilizers/test_rmsnorm.py", "tests/stabilizers/test_layernorm.py"
+TEST_SOFTCAP, TEST_FINAL_SOFTCAP = "tests/stabilizers/test_softcap.py", "tests/stabilizers/test_final_softcap.py"
+TEST_DYNAMIC_SCALING = "tests/stabilizers/test_dynamic_scaling.py"
+TEST_ATTN_SCALE, TEST_LN_SCALING = "tests/stabilizers/test_attn_scale.py", "tests/stabilizers/test_ln_scaling.py"
+TEST_POSTNORM, TEST_PERINORM = "tests/stabilizers/test_postnorm.py", "tests/stabilizers/test_perinorm.py"
+TEST_REORDERED_NORM = "tests/stabilizers/test_reordered_norm.py"
+TEST_EMBED_SCALE, TEST_PADDED_VOCAB = "tests/stabilizers/test_embed_scale.py", "tests/model/test_padded_vocab.py"
+TEST_BACKENDS, TEST_PROBE = "tests/model/test_backends.py", "tests/diagnostics/test_probe.py"
 TEST_ATTENTION, TEST_INIT = "tests/model/test_attention.py", "tests/model/test_init.py"
 TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizer.py"
 
@@ -106,6 +119,135 @@ MUTANTS: tuple[Mutant, ...] = (
     # LayerNorm: its options reach the module.
     Mutant(LAYERNORM, "bias=self.bias", "bias=True", f"{TEST_LAYERNORM}::test_gain_and_bias_can_be_left_out"),
     Mutant(LAYERNORM, "eps=self.eps, el", "eps=1e-5, el", f"{TEST_LAYERNORM}::test_reference_rows"),
+    # Soft-caps: the curve, its slope, the place before the mask and after the measurement, and before log Z.
+    Mutant(
+        NUMERICS,
+        "cap * torch.tanh(fp32(x) / cap)",
+        "cap * torch.tanh(x / cap)",
+        f"{TEST_SOFTCAP}::test_low_precision_is_capped_in_fp32",
+    ),
+    Mutant(
+        NUMERICS,
+        "cap * torch.tanh(fp32(x) / cap)",
+        "torch.clamp(fp32(x), -cap, cap)",
+        f"{TEST_FINAL_SOFTCAP}::test_published_values",
+    ),
+    Mutant(SOFTCAP, "/ self.cap).square()", "/ self.cap)", f"{TEST_SOFTCAP}::test_published_values"),
+    Mutant(
+        SOFTCAP,
+        "size > 2 * self.cap",
+        "size > self.cap",
+        f"{TEST_SOFTCAP}::test_shares_are_those_of_a_naive_computation",
+    ),
+    Mutant(
+        ATTENTION,
+        "            logits = score_mod(logits)  # before the mask: a capped -inf would let the future in\n"
+        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
+        "            logits = score_mod(logits.masked_fill(future, -math.inf))\n"
+        "            future = torch.zeros_like(future)\n"
+        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
+        f"{TEST_SOFTCAP}::test_the_future_stays_invisible_where_every_logit_is_very_negative",
+    ),
+    Mutant(
+        ATTENTION,
+        "largest = torch.maximum(largest, logits.masked_fill(",
+        "largest = torch.maximum(largest, (score_mod or torch.nn.Identity())(logits).masked_fill(",
+        f"{TEST_SOFTCAP}::test_three_token_example",
+    ),
+    Mutant(ATTENTION, "region & visible", "region", f"{TEST_SOFTCAP}::test_shares_are_those_of_a_naive_computation"),
+    Mutant(
+        GPT,
+        "self.logit_transform(logits), torch",
+        "logits, torch",
+        f"{TEST_FINAL_SOFTCAP}::test_loss_and_z_loss_see_the_capped_logits",
+    ),
+    Mutant(
+        FINAL_SOFTCAP,
+        "logit_transform=Final",
+        "score_mod=Final",
+        f"{TEST_FINAL_SOFTCAP}::test_the_two_caps_are_never_mixed_up",
+    ),
+    # Factors of the attention logits.
+    Mutant(
+        DYNAMIC_SCALING, "1 / (shape.layer + 1)", "1 / max(shape.layer, 1)", f"{TEST_DYNAMIC_SCALING}::test_factors"
+    ),
+    Mutant(DYNAMIC_SCALING, "max(shape.n_layers - 1, 1)", "shape.n_layers", f"{TEST_DYNAMIC_SCALING}::test_factors"),
+    Mutant(DYNAMIC_SCALING, "self.theta.exp()", "1 + self.theta", f"{TEST_DYNAMIC_SCALING}::test_learned_factors"),
+    Mutant(
+        DYNAMIC_SCALING,
+        "score_restore=lambda shape: shape.layer + 1.0",
+        "score_restore=lambda shape: 1.0",
+        f"{TEST_DYNAMIC_SCALING}::test_query_key_layer_trains_as_the_baseline_does",
+    ),
+    Mutant(
+        ATTENTION,
+        "fp32((q_BHCK.half() * scale) @ k_BHSK.half().transpose(-1, -2)) * restore",
+        "fp32((q_BHCK.half() * restore * scale) @ k_BHSK.half().transpose(-1, -2))",
+        f"{TEST_DYNAMIC_SCALING}::test_query_key_layer_keeps_fp16_from_overflowing",
+    ),
+    Mutant(
+        ATTN_SCALE, '"inverse_d": 1 / root', '"inverse_d": 1 / shape.head_dim', f"{TEST_ATTN_SCALE}::test_total_scale"
+    ),
+    # Placements and what scales the stream and the branches.
+    Mutant(POSTNORM, "final=False", "final=True", f"{TEST_POSTNORM}::test_which_norms_exist"),
+    Mutant(
+        BLOCK,
+        "self.attn_residual_norm(x_BTD + self.attn_branch_norm(self.dropout(attended)))",
+        "x_BTD + self.attn_residual_norm(self.attn_branch_norm(self.dropout(attended)))",
+        f"{TEST_POSTNORM}::test_equals_bert",
+    ),
+    Mutant(
+        REORDERED_NORM,
+        "pre=False",
+        "pre=True",
+        f"{TEST_REORDERED_NORM}::test_the_size_of_a_branchs_weights_does_not_matter",
+    ),
+    Mutant(PERINORM, "branch=True", "branch=False", f"{TEST_PERINORM}::test_equals_gemma2"),
+    Mutant(LN_SCALING, "math.sqrt(layer + 1)", "(layer + 1)", f"{TEST_LN_SCALING}::test_factor"),
+    Mutant(
+        BLOCK,
+        "self.mlp(self.norm_scale(self.mlp_norm(x_BTD)))",
+        "self.norm_scale(self.mlp(self.mlp_norm(x_BTD)))",
+        f"{TEST_LN_SCALING}::test_it_acts_on_the_input_of_both_branches",
+    ),
+    Mutant(
+        SEAMS,
+        "and not self.norm_placement.pre",
+        "and self.norm_placement.pre and False",
+        f"{TEST_LN_SCALING}::test_it_is_refused_without_a_pre_norm",
+    ),
+    Mutant(
+        GPT,
+        "        x = self.embed_scale(self.embed(tokens_BT))",
+        "        x = self.embed(tokens_BT)",
+        f"{TEST_EMBED_SCALE}::test_tokens_are_scaled_and_positions_are_not",
+    ),
+    Mutant(
+        EMBED_SCALE,
+        "math.sqrt(d_model) if",
+        "d_model if",
+        f"{TEST_EMBED_SCALE}::test_tokens_are_scaled_and_positions_are_not",
+    ),
+    # Padding, back-ends and what the probe hides.
+    Mutant(
+        GPT,
+        "if logits.shape[-1] != self.config.vocab_size:",
+        "if False:",
+        f"{TEST_PADDED_VOCAB}::test_logits_loss_and_gradients_are_the_same",
+    ),
+    Mutant(
+        INIT,
+        "weight = weight[: model.config.vocab_size]",
+        "pass",
+        f"{TEST_PADDED_VOCAB}::test_initial_values_of_the_real_rows_are_the_same",
+    ),
+    Mutant(ATTENTION, 'if requested == "sdpa" and for_logits:', "if False:", f"{TEST_BACKENDS}::test_refusals"),
+    Mutant(
+        PROBE,
+        "math.nan if any(math.isnan(v) for v in values) else max(values)",
+        "max(values)",
+        f"{TEST_PROBE}::test_a_nan_is_not_hidden",
+    ),
     # The core.
     Mutant(
         ATTENTION,

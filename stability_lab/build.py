@@ -16,6 +16,7 @@ from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
+from stability_lab.training.inject import parse
 from stability_lab.training.optimizer import build_adamw
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
@@ -108,6 +109,7 @@ def check(config: TrainConfig) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
+    parse(config.debug.inject)
     data = load_data(config)
     with torch.device("meta"):
         try:
@@ -158,6 +160,7 @@ def build_run(config: TrainConfig) -> Run:
         grad_clip=trainer.grad_clip,
         precision=trainer.precision,
         compile=trainer.compile,
+        on_nonfinite=config.stability.on_nonfinite,
     )
     torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
     eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)

@@ -14,11 +14,12 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab train [+stabilizer=NAME] [key=value ...]   train one run; -m sweeps over a,b,c values
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
+  python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-COMMANDS = ("train", "plan", "evaluate", "stabilizers")
+COMMANDS = ("train", "plan", "evaluate", "score", "stabilizers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,6 +61,10 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
         from stability_lab.evaluate import main as evaluate
 
         return evaluate(arguments)
+    if command == "score":
+        from stability_lab.score import main as score
+
+        return score(arguments)
     if command == "stabilizers":
         from stability_lab.listing import main as stabilizers
 

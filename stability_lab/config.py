@@ -121,6 +121,17 @@ class DiagnosticsConfig:
 
 
 @dataclass
+class StabilityConfig:
+    stop_on_divergence: bool = _key()  # a finite divergence ends the run, after a last evaluation
+    on_nonfinite: str = _key(one_of=("stop", "skip", "warn"))
+
+
+@dataclass
+class DebugConfig:
+    inject: list[str] | None = _key()  # faults, `training/inject.py`
+
+
+@dataclass
 class TrainConfig:
     """Everything that one run is made of; `build.py` turns it into objects."""
 
@@ -140,6 +151,8 @@ class TrainConfig:
     trainer: TrainerConfig = _key()
     diagnostics: DiagnosticsConfig = _key()
     tracking: dict[str, Any] = _key()
+    stability: StabilityConfig = _key()
+    debug: DebugConfig = _key()
     recipe: dict[str, Any] | None = None  # name, source and what the published model has and the recipe has not
 
 
@@ -189,7 +202,7 @@ def _typed(cls: type, plain: Any, prefix: str) -> Any:
 
 
 def convert(key: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind` (bool, int, float, str, dict[str, Any], each possibly `| None`), or a ConfigError.
+    """`value` as `kind` (bool, int, float, str, list[str], dict[str, Any], each possibly `| None`), or a ConfigError.
 
     An integral float is an int (`max_steps=1e4`), an int is a float, and a string such as "1e-4", which YAML does
     not read as a number, is one. Nothing else is converted.
@@ -205,6 +218,9 @@ def convert(key: str, value: Any, kind: Any) -> Any:
         if optional:
             return None
         raise ConfigError(f"{shown}: must be {_WORDS.get(kind, 'a group of keys')}, and null is none")
+    if typing.get_origin(kind) is list:
+        items = value if isinstance(value, list | tuple) else [value]
+        return [convert(key, item, str) for item in items]
     if typing.get_origin(kind) is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{shown}: must be a group of keys")

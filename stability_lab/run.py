@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,9 @@ from stability_lab.tracking.jsonl import RunFiles
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
 from stability_lab.training.checkpoint import save_weights
-from stability_lab.training.loop import LAST, Loop, Plan, Row, summarise
+from stability_lab.training.history import LAST, Row, summarise
+from stability_lab.training.inject import Injector, parse
+from stability_lab.training.loop import Loop, Plan
 from stability_lab.training.progress import Progress
 
 _log = logging.getLogger("stability_lab")
@@ -105,12 +108,13 @@ def _train(
             run.probe_windows,
             _plan(config),
             _Sink(files, tracker, progress),
+            Injector(parse(config.debug.inject)),
         )
         try:
             loop.run()
         finally:
             progress.done()
-        status = "diverged" if loop.diverged else "completed"
+        status = "diverged" if loop.stopped_by else "completed"
     except (KeyboardInterrupt, Terminated) as stop:
         status, reason = "interrupted", "Ctrl-C" if isinstance(stop, KeyboardInterrupt) else "SIGTERM"
     except ConfigError as error:
@@ -140,9 +144,19 @@ def _finish(
                 loop.flush()
             except Exception as error:  # the device itself may have failed
                 _log.debug("the last steps could not be read", exc_info=error)
-        summary |= summarise(loop.history, loop.diverged, run.data.unigram_entropy, run.schedule.warmup_steps)
+        assert run.model.config.vocab_size is not None
+        judged = summarise(
+            loop.history,
+            loop.stopped_by == "nonfinite",
+            run.data.unigram_entropy,
+            run.model.config.vocab_size,
+            run.schedule.warmup_steps,
+        )
+        events = judged.pop("events")
+        files.replace_events(events)
+        summary |= judged | {"events": dict(Counter(event["event"] for event in events))}
         summary["perf/peak_memory_bytes"] = peak_bytes(run.device)
-        if run.config.trainer.save_weights and loop.history.loss:
+        if run.config.trainer.save_weights and loop.history.n:
             save_weights(run.model, files.path / "checkpoints" / "last")
         # The judge has the last word: a finite divergence ends a run as a non-finite one does.
         if status == "completed" and summary["verdict"] == "diverged":
@@ -200,6 +214,7 @@ def _plan(config: TrainConfig) -> Plan:
         t.log_every,
         t.eval_every,
         config.diagnostics.probe_every,
+        config.stability.stop_on_divergence,
     )
 
 
@@ -277,21 +292,14 @@ def _what_failed(error: Exception, config: TrainConfig) -> str:
 
 
 def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) -> str:
-    final, initial, spikes = summary["final"], summary["initial"], summary["spikes"]["grad_norm"]
-    if spikes["score"] is None:
-        spiked = f"not scored: {spikes['reason']}"
-    else:
-        spiked = (
-            f"{spikes['n_spikes']} in {spikes['n_scored']} scored steps "
-            f"(score {spikes['score']:.2f}%, one spike is {spikes['resolution']:.2f}%)"
-        )
+    final, initial = summary["final"], summary["initial"]
     lines = {
         "status": f"{summary['status']} (exit code {summary['exit_code']})",
         "verdict": f"{summary['verdict']}: {summary['reason']}",
         "train": _loss(final, "train")
         + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
         "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
-        "grad-norm spikes": spiked,
+        "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
         "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
         "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
         "files": str(path),
@@ -299,6 +307,18 @@ def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None)
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _spikes(scores: Mapping[str, Any]) -> str:
+    """By OLMo-core's rule, or the robust one where the run is too short for that."""
+    for name in ("olmo_core", "robust"):
+        score = scores.get(name)
+        if score is not None and score["score"] is not None:
+            return (
+                f"{score['n_spikes']} in {score['n_scored']} scored steps "
+                f"({name}: score {score['score']:.2f}%, one spike is {score['resolution']:.2f}%)"
+            )
+    return f"not scored: {scores['robust']['reason']}" if scores else "not scored"
 
 
 def _loss(values: Mapping[str, Any], split: str) -> str:

@@ -193,8 +193,8 @@ def test_summary_agrees_with_the_metrics(run: Path) -> None:
     assert summary["final"]["train/loss"] == pytest.approx(sum(row["train/loss"] for row in rows) / 5)
     assert summary["best"] == {"val/loss": rows[-1]["val/loss"], "val/ppl": rows[-1]["val/ppl"], "step": 5}
     assert summary["max_attn_logit"] == max(rows[-1]["attn/max_logit"], summary["initial"]["attn/max_logit"])
-    assert summary["spikes"]["grad_norm"]["score"] is None
-    assert "128" in summary["spikes"]["grad_norm"]["reason"]
+    assert summary["scores"]["grad_norm"]["olmo_core"]["score"] is None
+    assert "128" in summary["scores"]["grad_norm"]["olmo_core"]["reason"]
     assert summary["first_bad_step"] is None
     assert 0 <= summary["clip_fraction"] <= 1
 

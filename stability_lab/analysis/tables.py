@@ -18,7 +18,8 @@ def comparison(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def _row(run: RunRecord) -> dict[str, Any]:
     summary = run.summary
-    final, spikes = summary.get("final", {}), summary.get("spikes", {}).get("grad_norm", {})
+    final = summary.get("final", {})
+    spikes = summary.get("scores", {}).get("grad_norm", {}).get("olmo_core", {})
     return {
         "stabilizer": run.stabilizers,
         "lr": run.lr,

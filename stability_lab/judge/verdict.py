@@ -1,138 +1,261 @@
-"""One word on a finished run, with a sentence that says why and what to try."""
+"""One word on a run, with a sentence that says why and what to try."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+from stability_lab.judge.events import LOGIT_ALERT, SPIKES, Event, can_spike, find_events
+from stability_lab.judge.log import Log
 
 VerdictName = Literal["diverged", "no_learning", "spiky", "stable"]
 
-# How far, in nats, the loss must have risen above its lowest level for a finite run to count as diverged.
+# How far, in nats, the loss must have risen above its lowest level for a finite run to count as diverged, and the
+# other distances for which the verdict is told too.
 RISE_NATS = 1.0
+RISES = (0.5, 1.0, 2.0)
 # A loss less than this below its reference has not left it.
 MARGIN_NATS = 0.05
 # A shorter run says nothing about finite divergence.
 MIN_STEPS = 100
+# The level of the loss is a mean over this many rows, or over this part of them where that is more.
+LEVEL_ROWS, LEVEL_PART = 20, 0.02
+# How far above ln(vocabulary) the loss at initialisation may be, and how far below.
+INITIAL_ABOVE, INITIAL_BELOW = 1.0, 0.5
 
-_ADVICE = "try a lower optimizer.lr, a longer schedule.warmup_steps or a stabilizer such as +stabilizer=qknorm"
+# Sums of up to 1e5 losses are exact to about this, and a larger loss than the cap means the same as the cap.
+_ROUNDING, _CAP = 1e-6, 1e4
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the judge cannot see in the log; losses and the entropy in nats per token, None where unknown."""
+
+    initial_val_loss: float | None = None
+    final_val_loss: float | None = None
+    unigram_entropy: float | None = None
+    vocab_size: int | None = None
+    warmup_steps: int = 0
+    nonfinite_parameter: bool = False
+
+
+NO_EVIDENCE = Evidence()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`first_bad_step` counts from 1 and is None unless the run diverged."""
+    """`first_bad_step` and what stands with it are None unless the run diverged.
+
+    `delta` is the rise in nats from which a finite run counts as diverged, and `sensitivity` the verdict at others.
+    """
 
     verdict: VerdictName
     reason: str
     first_bad_step: int | None = None
+    lr_at_first_bad: float | None = None
+    tokens_at_first_bad: int | None = None
+    delta: float = RISE_NATS
+    sensitivity: dict[str, VerdictName] = field(default_factory=dict)
 
 
-def verdict(
-    loss: ArrayLike,
-    grad_norm: ArrayLike,
-    *,
-    initial_val_loss: float | None,
-    final_val_loss: float | None,
-    unigram_entropy: float | None,
-    n_spikes: int | None,
-    warmup_steps: int,
-) -> Verdict:
-    """Judge a run by its training loss and gradient norm, both of shape (steps,), and its validation losses.
+def verdict(log: Log, evidence: Evidence = NO_EVIDENCE) -> Verdict:
+    """Judge a run. Skipped steps are left out. The first of these that holds is the verdict:
 
-    All losses are in nats per token. `unigram_entropy` is that of the training data. `n_spikes` is None where
-    the run is too short to have any. The first of these that holds is the verdict:
-
-    - `diverged`: a loss or gradient norm is not finite; or, from 100 steps and past the warm-up on, the mean
-      loss of the last max(20, 2%) steps is more than 1 nat above its lowest value, or the final validation
-      loss is back within 0.05 nats of the initial one after the training loss had been lower.
+    - `diverged`: a loss, a gradient norm or a parameter is not finite; or `diverged_at` finds a step; or, under the
+      same conditions, the final validation loss is back within 0.05 nats of the initial one after the training loss
+      had been lower.
     - `no_learning`: neither the mean training loss nor the final validation loss ever was more than 0.05 nats
       below the unigram entropy (without one, below the initial validation loss).
-    - `spiky`: at least one spike. `stable`: none of these.
+    - `spiky`: `find_events` finds a spike of loss or gradient norm. `stable`: none of these.
 
-    Raises `ValueError` for an empty run or series of different lengths.
+    Raises `ValueError` for a log without a row.
     """
-    losses, norms = np.asarray(loss, dtype=np.float64), np.asarray(grad_norm, dtype=np.float64)
-    if losses.ndim != 1 or losses.shape != norms.shape or not losses.size:
-        raise ValueError(f"loss {losses.shape} and grad_norm {norms.shape} must have one value per step each")
-    nonfinite = _nonfinite(losses, norms, final_val_loss)
-    if nonfinite:
-        return nonfinite
+    return decide(log, evidence, find_events(log))
 
-    width = min(max(20, -(-losses.size // 50)), losses.size)
-    level = sliding_window_view(losses, width).mean(axis=1)
-    long_enough = losses.size >= MIN_STEPS and losses.size > warmup_steps
-    if long_enough:
-        finite = _risen(level, width) or _back_at_start(level, width, initial_val_loss, final_val_loss)
-        if finite:
-            return finite
 
-    reference = unigram_entropy if unigram_entropy is not None else initial_val_loss
-    lowest = float(level.min()) if final_val_loss is None else min(float(level.min()), final_val_loss)
-    if reference is not None and lowest >= reference - MARGIN_NATS:
-        name = "initial validation loss" if unigram_entropy is None else "entropy of single tokens"
-        advice = (
-            "try another optimizer.lr or a larger trainer.max_steps"
-            if long_enough
-            else f"{losses.size} steps are few: raise trainer.max_steps"
+def decide(log: Log, evidence: Evidence, events: Sequence[Event]) -> Verdict:
+    """`verdict`, given the events of the log."""
+    if not len(log):
+        raise ValueError("the log has no step")
+    judged = {delta: _decide(log, evidence, events, delta) for delta in {RISE_NATS, *RISES}}
+    return replace(judged[RISE_NATS], sensitivity={f"{delta:g}": judged[delta].verdict for delta in RISES})
+
+
+def diverged_at(log: Log, warmup_steps: int = 0) -> int | None:
+    """First step of a finite divergence, or None: a running run may ask at every flush.
+
+    From 100 steps and past the warm-up on, the mean loss of the last max(20, 2%) rows is more than 1 nat above its
+    lowest value; the first bad step is the one from which it stayed there.
+    """
+    return _first_bad(*_levels(log.kept(), warmup_steps), RISE_NATS)
+
+
+def initial_loss_warning(
+    initial_val_loss: float | None, vocab_size: int | None, unigram_entropy: float | None = None
+) -> str | None:
+    """What is strange about the loss before training, or None; a model that knows nothing has about ln(vocabulary)."""
+    if initial_val_loss is None:
+        return None
+    if not math.isfinite(initial_val_loss):
+        return f"The loss before training is {initial_val_loss}: the initial model already overflows."
+    chance = None if vocab_size is None else math.log(vocab_size)
+    if chance is not None and initial_val_loss > chance + INITIAL_ABOVE:
+        return (
+            f"The loss before training is {initial_val_loss:.3f} nats, far above ln({vocab_size}) = {chance:.3f}: the "
+            "initial logits are large; look at the scale of the initial weights and of the output layer."
         )
-        return Verdict(
-            "no_learning",
-            f"The loss got to {lowest:.3f} nats and never more than {MARGIN_NATS} below the {name} of "
-            f"{reference:.3f}; {advice}.",
+    if unigram_entropy is not None and initial_val_loss < unigram_entropy - MARGIN_NATS:
+        return (
+            f"The loss before training is {initial_val_loss:.3f} nats, below the {unigram_entropy:.3f} of single "
+            "tokens: the weights are trained ones, or the model sees its targets."
         )
-    if n_spikes:
-        steps = f"{n_spikes} of {losses.size} steps {'is a spike' if n_spikes == 1 else 'are spikes'}"
-        return Verdict("spiky", f"The run learned, but {steps}; {_ADVICE}.")
-    if n_spikes is None:
-        return Verdict("stable", "The loss fell and stayed finite; the run is too short to be tested for spikes.")
-    return Verdict("stable", "The loss fell and stayed finite, without a spike.")
-
-
-def _nonfinite(losses: NDArray[np.float64], norms: NDArray[np.float64], final_val_loss: float | None) -> Verdict | None:
-    bad = np.flatnonzero(~(np.isfinite(losses) & np.isfinite(norms)))
-    if bad.size:
-        at = int(bad[0])
-        name, value = ("loss", losses[at]) if not math.isfinite(losses[at]) else ("gradient norm", norms[at])
-        return Verdict("diverged", f"The {name} is {value} at step {at + 1}; {_ADVICE}.", at + 1)
-    if final_val_loss is not None and not math.isfinite(final_val_loss):
-        step = losses.size
-        return Verdict("diverged", f"The validation loss is {final_val_loss} after step {step}; {_ADVICE}.", step)
+    if chance is not None and initial_val_loss < chance - INITIAL_BELOW:
+        return (
+            f"The loss before training is {initial_val_loss:.3f} nats, far below ln({vocab_size}) = {chance:.3f}: the "
+            "weights are trained ones, the model sees its targets, or the vocabulary is another."
+        )
     return None
 
 
-def _risen(level: NDArray[np.float64], width: int) -> Verdict | None:
-    """`level[i]` is the mean loss of the `width` steps up to step i + width."""
-    lowest = int(level.argmin())
-    if level[-1] <= level[lowest] + RISE_NATS:
-        return None
-    # The last time it was fine, so that an earlier rise from which the run recovered is not blamed.
-    first_bad = int(np.flatnonzero(level <= level[lowest] + RISE_NATS)[-1]) + 1 + width
-    return Verdict(
-        "diverged",
-        f"The mean loss of {width} steps rose from {level[lowest]:.3f} at step {lowest + width} to "
-        f"{level[-1]:.3f} nats and stayed more than {RISE_NATS} above from step {first_bad} on; {_ADVICE}.",
-        first_bad,
-    )
+def _decide(log: Log, evidence: Evidence, events: Sequence[Event], delta: float) -> Verdict:
+    kept, advice = log.kept(), _advice(log)
+    if not len(kept):
+        return Verdict("no_learning", f"All {len(log)} steps were skipped; {advice}.")
+    bad = _nonfinite(kept, evidence) or _finite_divergence(kept, evidence, delta)
+    if bad:
+        step, why = bad
+        row = int(np.searchsorted(log.step, step))
+        return Verdict("diverged", f"{why}; {advice}.", step, _number(log.lr, row), _whole(log.tokens, row))
+    return _stuck(kept, evidence) or _calm(kept, events, advice)
 
 
-def _back_at_start(
-    level: NDArray[np.float64], width: int, initial_val_loss: float | None, final_val_loss: float | None
-) -> Verdict | None:
-    if initial_val_loss is None or final_val_loss is None:
+def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
+    named = (("loss", log.loss), ("gradient norm", log.grad_norm))
+    signals = {name: series for name, series in named if series is not None}
+    rows = np.flatnonzero(~np.all([np.isfinite(series) for series in signals.values()], axis=0))
+    if rows.size:
+        row = int(rows[0])
+        name, value = next((name, x[row]) for name, x in signals.items() if not math.isfinite(x[row]))
+        return int(log.step[row]), f"The {name} is {value} at step {log.step[row]}"
+    last = int(log.step[-1])
+    if evidence.final_val_loss is not None and not math.isfinite(evidence.final_val_loss):
+        return last, f"The validation loss is {evidence.final_val_loss} after step {last}"
+    if evidence.nonfinite_parameter:
+        return last, f"A parameter is not finite after step {last}"
+    return None
+
+
+def _finite_divergence(log: Log, evidence: Evidence, delta: float) -> tuple[int, str] | None:
+    steps, level = _levels(log, evidence.warmup_steps)
+    if not level.size:
         return None
-    limit = initial_val_loss - MARGIN_NATS
+    width, lowest = len(log) - level.size + 1, int(level.argmin())
+    first_bad = _first_bad(steps, level, delta)
+    if first_bad is not None:
+        return first_bad, (
+            f"The mean loss of {width} values rose from {level[lowest]:.3f} at step {steps[lowest]} to "
+            f"{level[-1]:.3f} nats and stayed more than {delta:g} above from step {first_bad} on"
+        )
+    initial, final = evidence.initial_val_loss, evidence.final_val_loss
+    if initial is None or final is None:
+        return None
+    limit = initial - MARGIN_NATS
     # A run that never was lower is no divergence but no_learning.
-    if final_val_loss < limit or level.min() >= limit:
+    if final < limit or level.min() >= limit:
         return None
-    last = level.size - 1 + width
-    high = int(np.flatnonzero(level < limit)[-1]) + 1 + width
-    return Verdict(
-        "diverged",
-        f"The validation loss of {final_val_loss:.3f} nats after step {last} is back at its initial "
-        f"{initial_val_loss:.3f}, though the training loss had been {level.min():.3f}; {_ADVICE}.",
-        min(high, last),
+    back = min(int(np.flatnonzero(level < limit)[-1]) + 1, level.size - 1)
+    return int(steps[back]), (
+        f"The validation loss of {final:.3f} nats after step {steps[-1]} is back at its initial {initial:.3f}, though "
+        f"the training loss had been {level.min():.3f}"
     )
+
+
+def _levels(log: Log, warmup_steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rolling means of the finite losses and the last step of each; empty where the run is too short to diverge."""
+    steps, losses = log.step[:0], np.empty(0)
+    if log.loss is not None:
+        finite = np.isfinite(log.loss)
+        steps, losses = log.step[finite], log.loss[finite]
+    # Two separate means at least, also where only every k-th step was logged.
+    if losses.size < 2 * LEVEL_ROWS or steps[-1] < MIN_STEPS or steps[-1] <= warmup_steps:
+        return steps[:0], losses[:0]
+    level = _rolling_mean(losses, _width(losses.size))
+    return steps[-level.size :], level
+
+
+def _width(n: int) -> int:
+    return min(n, max(LEVEL_ROWS, math.ceil(LEVEL_PART * n)))
+
+
+def _rolling_mean(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    sums = np.r_[0.0, np.cumsum(np.clip(x, -_CAP, _CAP))]
+    return (sums[width:] - sums[:-width]) / width
+
+
+def _first_bad(steps: NDArray[np.int64], level: NDArray[np.float64], delta: float) -> int | None:
+    if not level.size:
+        return None
+    fine = level <= level.min() + delta + _ROUNDING
+    # The last time it was fine, so that an earlier rise from which the run recovered is not blamed.
+    return None if fine[-1] else int(steps[int(np.flatnonzero(fine)[-1]) + 1])
+
+
+def _stuck(log: Log, evidence: Evidence) -> Verdict | None:
+    reference = evidence.unigram_entropy if evidence.unigram_entropy is not None else evidence.initial_val_loss
+    seen = [] if log.loss is None else [float(_rolling_mean(log.loss, _width(len(log))).min())]
+    seen += [] if evidence.final_val_loss is None else [evidence.final_val_loss]
+    if reference is None or not seen or min(seen) < reference - MARGIN_NATS:
+        return None
+    name = "initial validation loss" if evidence.unigram_entropy is None else "entropy of single tokens"
+    steps = int(log.step[-1])
+    long_enough = steps >= MIN_STEPS and steps > evidence.warmup_steps
+    advice = (
+        "try another optimizer.lr or a larger trainer.max_steps"
+        if long_enough
+        else f"{steps} steps are few: raise trainer.max_steps"
+    )
+    return Verdict(
+        "no_learning",
+        f"The loss got to {min(seen):.3f} nats and never more than {MARGIN_NATS} below the {name} of {reference:.3f}; "
+        f"{advice}.",
+    )
+
+
+def _calm(log: Log, events: Sequence[Event], advice: str) -> Verdict:
+    what = "The loss fell and stayed finite" if log.loss is not None else "The gradient norm stayed finite"
+    spikes = [event for event in events if event.kind in SPIKES]
+    if spikes:
+        many = len(spikes)
+        first = f"the first at step {spikes[0].step}: {spikes[0].detail}"
+        return Verdict(
+            "spiky",
+            f"{what}, but with {many} spike{'s' if many > 1 else ''} in {len(log)} values, {first}; {advice}.",
+        )
+    if not can_spike(log):
+        return Verdict("stable", f"{what}; the run is too short to be tested for spikes.")
+    return Verdict("stable", f"{what}, without a spike.")
+
+
+def _advice(log: Log) -> str:
+    logit = log.max_attn_logit
+    largest = -math.inf if logit is None or np.isnan(logit).all() else float(np.nanmax(logit))
+    if largest > LOGIT_ALERT:
+        return (
+            f"the largest attention logit reached {largest:.4g}: try a stabilizer of attention logits such as "
+            "+stabilizer=qknorm, or a lower optimizer.lr"
+        )
+    return "try a lower optimizer.lr, a longer schedule.warmup_steps or a stabilizer such as +stabilizer=qknorm"
+
+
+def _number(values: NDArray[np.float64] | None, row: int) -> float | None:
+    return None if values is None or not math.isfinite(values[row]) else float(values[row])
+
+
+def _whole(values: NDArray[np.float64] | None, row: int) -> int | None:
+    value = _number(values, row)
+    return None if value is None else int(value)

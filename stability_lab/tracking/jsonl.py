@@ -35,6 +35,10 @@ class RunFiles:
         """Append one line to `events.jsonl`."""
         self._append(EVENTS, [event])
 
+    def replace_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Put the events as known at the end of a run in place of those noted on the way."""
+        self.write_text(EVENTS, "".join(json.dumps(dict(event)) + "\n" for event in events))
+
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace the file `name`; a reader sees the old content or the new one, never a part."""
         self.write_text(name, json.dumps(content, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -10,6 +11,8 @@ import secrets
 import shlex
 import shutil
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -31,6 +34,7 @@ _WANDB_MODE = {"run": "online", "shared": "online", "dryrun": "offline", "": "au
 _MAX_ID, _MAX_NAME, _MAX_TAG = 96, 128, 64
 # An upload that has not ended by then is given up: the files on disk can still be synced.
 _FINISH_TIMEOUT_S = 30.0
+_READ_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,26 @@ def run_id_from(name: str) -> str:
     """A readable id of letters, digits, dots, underscores and dashes that no other run has."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_MAX_ID] or "run"
     return f"{slug}-{secrets.token_hex(3)}"
+
+
+def read_offline_run(path: Path) -> list[dict[str, Any]]:
+    """The logged rows of a `.wandb` file as wandb itself reads them; a run that was killed gives what it got to.
+
+    Raises `ValueError` with wandb's own words where it cannot read the file.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.resolve())]
+    environment = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, env=environment, timeout=_READ_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"wandb did not read it within {_READ_TIMEOUT_S:g} s") from error
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(f"wandb cannot read it: {words[-1] if words else 'it gives no reason'}")
+    records = (json.loads(line) for line in done.stdout.splitlines())
+    return [record["history"].get("item", {}) for record in records if record.get("type") == "history"]
 
 
 @contextmanager

@@ -28,8 +28,9 @@ class Progress:
 
     def show(self, row: Mapping[str, float]) -> None:
         step = int(row["step"])
+        loss, ppl = (float("nan") if row[key] is None else row[key] for key in ("train/loss", "train/ppl"))
         text = (
-            f"loss {row['train/loss']:.4f}  ppl {row['train/ppl']:.2f}  grad_norm {row['optim/grad_norm']:.3g}  "
+            f"loss {loss:.4f}  ppl {ppl:.2f}  grad_norm {row['optim/grad_norm']:.3g}  "
             f"lr {row['optim/lr']:.2e}  {row.get('perf/tokens_per_s', 0):,.0f} tok/s"
         )
         if "val/loss" in row:

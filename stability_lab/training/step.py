@@ -6,6 +6,7 @@ loop copies to the host when it flushes. Shape letters: A micro-batches, B seque
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,6 +29,7 @@ COLUMNS = (
     "optim/skipped",
     "attn/logit_bound",
     "bad",
+    "empty",
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,9 +55,10 @@ class LossScale:
 class TrainStep:
     """(tokens (A*B, T+1)) -> one row of `COLUMNS`, fp32, on the device.
 
-    From the first step whose loss or gradient norm is not finite on, no update happens: weights and optimizer state
-    keep their bits until the loop, at its next flush, reads the flag `bad` and stops. A step that the fp16 loss scale
-    skips (gradients overflow, loss finite, scale above 1) is no such step.
+    A step whose loss or gradient norm is not finite (`bad`) changes nothing: weights and optimizer state keep their
+    bits. With on_nonfinite=stop neither does any later one, until the loop reads the flag at its next flush and stops;
+    with `skip` and `warn` each step is judged for itself. Gradients that overflow at an fp16 loss scale above 1 while
+    the loss is finite are `skipped` and not bad. A step without a valid token is `empty` and changes nothing either.
     """
 
     def __init__(
@@ -68,12 +71,14 @@ class TrainStep:
         grad_clip: float | None,
         precision: str,
         compile: str = "off",
+        on_nonfinite: str = "stop",
     ):
         self.model, self.optimizer = model, optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.device = self.parameters[0].device
         self.grad_accum_steps, self.grad_clip, self.precision = grad_accum_steps, grad_clip, precision
         self.scale = LossScale(self.device, precision == "fp16")
+        self.on_nonfinite = on_nonfinite
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         self.forward = forward_loss(model, terms)
         if compile == "full":
@@ -83,14 +88,20 @@ class TrainStep:
             for block in model.blocks:
                 block.compile(fullgraph=True)
 
-    def __call__(self, tokens: Tensor, lr: float) -> Tensor:
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    def __call__(self, tokens: Tensor, lr: float, targets: Tensor | None = None, poison: str | None = None) -> Tensor:
+        """`targets` (A*B, T) unless they are the next tokens; `poison` is a fault to inject (`inject.Injector`)."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:] if targets is None else targets
         n = (targets != IGNORE).sum().float()
         inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
         for parameter in self.parameters:
             parameter.grad = None
         sums, bound = self._accumulate(inputs, targets, inv_n)
         grads = [p.grad for p in self.parameters if p.grad is not None]
+        if poison is not None:
+            value = math.inf if poison == "inf_loss" else math.nan
+            grads[0].mul_(value)
+            if poison != "nan_grad":
+                sums[0] = sums[0] * value
         norm = torch.stack(_foreach_norm(grads)).norm() / self.scale.value
         coef = torch.ones_like(norm)
         if self.grad_clip is not None:
@@ -99,11 +110,15 @@ class TrainStep:
         loss = sums[0] * inv_n
         skipped = overflow & loss.isfinite() & (self.scale.value > 1)
         bad = (overflow | ~loss.isfinite()) & ~skipped
-        self.stopped |= bad
+        empty = n == 0
+        call_off = bad | skipped | empty
+        if self.on_nonfinite == "stop":
+            self.stopped |= bad
+            call_off = call_off | self.stopped
         scale = self.scale.value.clone()
-        guarded_step(self.optimizer, lr, scale / coef, (self.stopped | skipped).float())
+        guarded_step(self.optimizer, lr, scale / coef, call_off.float())
         self.scale.update(overflow.float())
-        row = (loss, *(s * inv_n for s in sums[1:4]), sums[4], norm, coef, scale, skipped, bound, bad)
+        row = (loss, *(s * inv_n for s in sums[1:4]), sums[4], norm, coef, scale, skipped, bound, bad, empty)
         return torch.stack([value.float() for value in row])
 
     def _accumulate(self, inputs: Tensor, targets: Tensor, inv_n: Tensor) -> tuple[list[Tensor], Tensor]:

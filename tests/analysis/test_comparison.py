@@ -24,7 +24,7 @@ def write_run(folder: Path, stabilizers: list[str], lr: float, loss: float | Non
         "verdict": "stable",
         "final": {} if loss is None else {"val/loss": loss, "val/ppl": 7.0},
         "max_attn_logit": 100 * lr,
-        "spikes": {"grad_norm": {"n_spikes": 1, "n_scored": 172}},
+        "scores": {"grad_norm": {"olmo_core": {"n_spikes": 1, "n_scored": 172}}},
         **summary,
     }
     (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from stability_lab.build import Run
-from stability_lab.training.loop import Loop, Plan, summarise
+from stability_lab.training.history import summarise
+from stability_lab.training.loop import Loop, Plan
 from stability_lab.training.optimizer import build_adamw, guarded_step
 from stability_lab.training.step import COLUMNS
 
@@ -128,8 +129,8 @@ def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
     windows = (run.eval_windows, run.eval_bytes, run.probe_windows)
     loop = Loop(run.model, run.step, run.schedule, run.sampler, *windows, plan, sink)
     loop.run()
-    summary = summarise(loop.history, loop.diverged, None, warmup_steps=0)
-    assert not loop.diverged
+    summary = summarise(loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    assert loop.stopped_by is None
     assert summary["skipped_steps"] == 6
     assert [event["event"] for event in sink.events] == ["skipped_step"] * 6
     assert run.step.scale.value.item() == 2.0**34

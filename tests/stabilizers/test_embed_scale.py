@@ -1,13 +1,14 @@
 """Scaled embeddings: token embeddings times sqrt(d_model) on their way into the residual stream."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stability_lab.build import Run
 from stability_lab.model.gpt import GPT
+from stability_lab.model.init import initialise
 from stability_lab.seams import Seams
 from stability_lab.stabilizers.embed_scale import EmbedScale
 
@@ -25,18 +26,25 @@ def residual_stream(model: GPT) -> Tensor:
     return seen[0]
 
 
+@pytest.fixture(scope="module")
+def build(tiny_config):
+    """`build(stabilizer or None, field=value, ...)`: a model of `ModelConfig` with these fields."""
+
+    def model(scale: EmbedScale | None, **fields) -> GPT:
+        config = dataclasses.replace(tiny_config().model, vocab_size=257, **fields)
+        gpt = GPT(config, Seams() if scale is None else scale.apply(Seams()))
+        initialise(gpt, 0)
+        return gpt
+
+    return model
+
+
 @pytest.mark.parametrize(
-    ("words", "factor"),
-    [
-        ((), math.sqrt(32)),
-        (("model.d_model=64",), 8.0),
-        (("stabilizer.embed_scale.factor=3",), 3.0),
-        (("stabilizer.embed_scale.factor=0.5",), 0.5),
-    ],
+    ("given", "d_model", "factor"), [(None, 32, math.sqrt(32)), (None, 64, 8.0), (3.0, 32, 3.0), (0.5, 64, 0.5)]
 )
 @pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal"])
-def test_tokens_are_scaled_and_positions_are_not(tiny_run, words, factor, positions):
-    model = tiny_run(NAME, f"model.positions={positions}", *words).model
+def test_tokens_are_scaled_and_positions_are_not(build, given, d_model, factor, positions):
+    model = build(EmbedScale(given), d_model=d_model, positions=positions)
     expected = factor * model.embed.weight[TOKENS]
     if positions == "learned":
         expected = expected + model.embed_positions.weight
@@ -45,26 +53,28 @@ def test_tokens_are_scaled_and_positions_are_not(tiny_run, words, factor, positi
     torch.testing.assert_close(residual_stream(model), expected.detach(), rtol=1e-6, atol=1e-7)
 
 
-def logits_of(run: Run) -> Tensor:
-    with torch.no_grad():
-        return run.model(TOKENS).logits_BTV
+def test_the_configs_factor_is_used(tiny_run):
+    model = tiny_run(NAME, "stabilizer.embed_scale.factor=3").model
+    torch.testing.assert_close(residual_stream(model), 3 * model.embed.weight[TOKENS].detach(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("tied", ["true", "false"])
-def test_the_head_is_not_scaled(tiny_run, tied):
-    # Embeddings times the factor in the baseline do the same, were it not for a tied head.
-    scaled, baseline = (tiny_run(*words, f"model.tied_head={tied}") for words in ((NAME,), ()))
-    head = (baseline.model.embed if tied == "true" else baseline.model.head).weight.detach().clone()
+@torch.no_grad()
+def logits_of(model: GPT) -> Tensor:
+    return model(TOKENS).logits_BTV
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_not_scaled(build, tied):
+    # The baseline with scaled embeddings and the same head does the same.
+    scaled, baseline = build(EmbedScale(), tied_head=tied), build(None, tied_head=False)
     with torch.no_grad():
-        baseline.model.embed.weight.mul_(math.sqrt(32))
-    baseline.model.head = nn.Linear(*head.shape[::-1], bias=False)
-    baseline.model.head.weight = nn.Parameter(head)
+        baseline.head.weight.copy_(scaled.embed.weight if tied else scaled.head.weight)
+        baseline.embed.weight.mul_(math.sqrt(32))
     torch.testing.assert_close(logits_of(scaled), logits_of(baseline), rtol=1e-4, atol=1e-6)
 
 
-def test_factor_one_is_the_baseline(tiny_run):
-    scaled, baseline = tiny_run(NAME, "stabilizer.embed_scale.factor=1"), tiny_run()
-    assert torch.equal(logits_of(scaled), logits_of(baseline))
+def test_factor_one_is_the_baseline(build):
+    assert torch.equal(logits_of(build(EmbedScale(1.0))), logits_of(build(None)))
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
@@ -74,7 +84,7 @@ def test_bad_factors_are_refused(factor):
 
 
 @pytest.mark.oracle
-def test_equals_gemma2(tiny_run):
+def test_equals_gemma2(build):
     from transformers import Gemma2Config, Gemma2Model
 
     config = Gemma2Config(
@@ -96,7 +106,7 @@ def test_equals_gemma2(tiny_run):
     seen: list[Tensor] = []
     theirs.layers[0].register_forward_pre_hook(lambda _, args, kwargs: seen.append(args[0]), with_kwargs=True)
     theirs(TOKENS)
-    ours = tiny_run(NAME).model
+    ours = build(EmbedScale())
     with torch.no_grad():
         ours.embed.weight.copy_(theirs.embed_tokens.weight)
     assert seen[0].std() > 0.05

@@ -36,7 +36,7 @@ def test_published_values(logit, value):
 
 
 def test_low_precision_is_capped_in_fp32():
-    y = FinalSoftCap(30.0)(torch.tensor(100.0, dtype=torch.bfloat16))
+    y = FinalSoftCap(30.0)(torch.tensor([100.0], dtype=torch.bfloat16))
     assert y.dtype == torch.float32
     assert y.item() == pytest.approx(29.9237390, abs=1e-5)
 

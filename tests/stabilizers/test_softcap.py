@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from stability_lab import cli
+from stability_lab.build import instantiate
+from stability_lab.config import ConfigError
 from stability_lab.diagnostics.probe import probe_attention
 from stability_lab.model import attention as module
 from stability_lab.model.attention import explicit_attention, logit_stats
@@ -58,10 +60,10 @@ def test_published_values(logit, value, slope):
 
 def test_low_precision_is_capped_in_fp32():
     # In bf16 itself 250 would come out as 30 with slope 0.
-    y = SoftCap(30.0)(torch.tensor(100.0, dtype=torch.bfloat16))
+    y = SoftCap(30.0)(torch.tensor([100.0], dtype=torch.bfloat16))
     assert y.dtype == torch.float32
     assert y.item() == pytest.approx(29.9237390, abs=1e-5)
-    assert SoftCap(30.0).slope(torch.tensor(100.0, dtype=torch.bfloat16)).item() == pytest.approx(0.0050776, rel=1e-3)
+    assert SoftCap(30.0).slope(torch.tensor([100.0], dtype=torch.bfloat16)).item() == pytest.approx(0.0050776, rel=1e-3)
 
 
 def test_three_token_example():
@@ -182,9 +184,17 @@ def test_bad_caps_are_refused(cap):
         SoftCapStabilizer(cap)
 
 
-@pytest.mark.parametrize("cap", ["0", "-30", "inf", "nan", "null", "abc"])
+@pytest.mark.parametrize("cap", [0, -30, math.inf, math.nan, None, "abc"])
 @pytest.mark.parametrize("name", ["softcap", "final_softcap"])
-def test_bad_caps_end_the_command_with_one_sentence(name, cap, tiny_overrides, tmp_path, monkeypatch, capsys):
+def test_bad_caps_of_a_config_name_their_key(tiny_config, name, cap):
+    node = dict(tiny_config("+stabilizer=[softcap,final_softcap]").stabilizer[name])
+    shown = "null" if cap is None else cap
+    with pytest.raises(ConfigError, match=rf"^stabilizer\.{name}\.cap={shown}: must be "):
+        instantiate({**node, "cap": cap}, f"stabilizer.{name}")
+
+
+@pytest.mark.parametrize(("name", "cap"), [("softcap", "0"), ("final_softcap", "null")])
+def test_a_bad_cap_ends_the_command_with_one_sentence(name, cap, tiny_overrides, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.run(["train", *tiny_overrides, f"+stabilizer={name}", f"stabilizer.{name}.cap={cap}"]) == 2
     shown = capsys.readouterr()

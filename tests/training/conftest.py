@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from stability_lab.build import Run
-from stability_lab.training.loop import Loop, Plan, Row
+from stability_lab.training.history import Row
+from stability_lab.training.inject import Injector, parse
+from stability_lab.training.loop import Loop, Plan
 
 
 class Recorder:
@@ -49,7 +51,8 @@ def make_loop(run: Run) -> Trained:
         probe_every=run.config.diagnostics.probe_every,
     )
     measured = {"eval_windows": run.eval_windows, "eval_bytes": run.eval_bytes, "probe_windows": run.probe_windows}
-    loop = Loop(run.model, run.step, run.schedule, run.sampler, **measured, plan=plan, sink=sink)
+    injector = Injector(parse(run.config.debug.inject))
+    loop = Loop(run.model, run.step, run.schedule, run.sampler, **measured, plan=plan, sink=sink, injector=injector)
     return Trained(run, loop, sink)
 
 

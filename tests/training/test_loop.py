@@ -1,14 +1,18 @@
 """The loop: one row a step whatever the flush, measurements that touch nothing, and the end of a diverging run."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
 import torch
 
+from stability_lab.config import ConfigError
 from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
+from stability_lab.training import loop as loop_module
 from stability_lab.training.checkpoint import load_weights, save_weights
-from stability_lab.training.loop import History, summarise
+from stability_lab.training.history import History, Row, summarise
+from stability_lab.training.inject import Fault, InjectedFault, parse
 
 # The largest power of ten that keeps the weights of the first step finite: Adam divides it by 1 - beta1.
 DIVERGING = ("optimizer.lr=1e37", "schedule.warmup_steps=0", "schedule.name=constant", "trainer.max_steps=7")
@@ -26,7 +30,7 @@ def test_one_row_a_step(plain):
         assert row["train/ppl"] == math.exp(row["train/loss"])
         assert row["optim/lr"] == plain.run.schedule.lr(row["step"])
         assert "bad" not in row
-    assert not plain.loop.diverged
+    assert plain.loop.stopped_by is None
     assert plain.sink.events == []
 
 
@@ -65,11 +69,11 @@ def test_dropout_is_on_in_training_only(trained, plain):
 @pytest.mark.parametrize("log_every", [1, 3, 10])
 def test_diverging_run_stops_at_its_first_bad_step(trained, log_every, tmp_path):
     result = trained(*DIVERGING, f"trainer.log_every={log_every}")
-    assert result.loop.diverged
+    assert result.loop.stopped_by == "nonfinite"
     assert [row["step"] for row in result.sink.seen] == [1, 2]
     assert math.isfinite(result.sink.seen[0]["train/loss"])
     assert not math.isfinite(result.sink.seen[1]["train/loss"])
-    assert len(result.loop.history.loss) == 2
+    assert result.loop.history.n == 2
     last = result.sink.events[-1]
     assert (last["event"], last["step"]) == ("nonfinite_step", 2)
     assert all(p.isfinite().all() for p in result.run.step.parameters)
@@ -83,7 +87,7 @@ def test_diverging_run_stops_at_its_first_bad_step(trained, log_every, tmp_path)
 
 def test_update_that_overflows_is_found_one_step_later_and_not_saved(trained, tmp_path):
     result = trained("optimizer.lr=1e38", "schedule.warmup_steps=0", "trainer.max_steps=7")
-    assert result.loop.diverged
+    assert result.loop.stopped_by == "nonfinite"
     assert [row["step"] for row in result.sink.seen] == [1, 2]
     assert not save_weights(result.run.model, tmp_path / "last")
     assert not list(tmp_path.iterdir())
@@ -91,17 +95,17 @@ def test_update_that_overflows_is_found_one_step_later_and_not_saved(trained, tm
 
 def test_summary_of_a_diverged_run(trained):
     history = trained(*DIVERGING).loop.history
-    summary = summarise(history, diverged=True, unigram_entropy=3.0, warmup_steps=0)
+    summary = summarise(history, nonfinite=True, unigram_entropy=3.0, vocab_size=257, warmup_steps=0)
     assert summary["verdict"] == "diverged"
     assert summary["first_bad_step"] == 2
     assert summary["steps"] == 2
     assert "val/loss" not in summary["final"]
-    assert summary["spikes"]["loss"]["score"] is None
-    assert summary["spikes"]["loss"]["reason"]
+    assert summary["scores"]["loss"]["olmo_core"]["score"] is None
+    assert summary["scores"]["loss"]["olmo_core"]["reason"]
 
 
 def test_summary_of_a_sound_run(plain):
-    summary = summarise(plain.loop.history, diverged=False, unigram_entropy=None, warmup_steps=2)
+    summary = summarise(plain.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=2)
     losses = [row["train/loss"] for row in plain.sink.seen]
     assert summary["verdict"] == "stable"
     assert summary["first_bad_step"] is None
@@ -115,25 +119,113 @@ def test_summary_of_a_sound_run(plain):
     assert summary["grad_norm"]["p50"] == pytest.approx(norms[3])
 
 
+def rows(loss: list[float | None], grad_norm: list[float], skipped: list[float]) -> list[Row]:
+    return [
+        {"step": i + 1, "tokens": 10 * (i + 1), "train/loss": a, "optim/grad_norm": g, "optim/skipped": s}
+        | {"optim/clip_coef": 1.0, "optim/lr": 1e-3}
+        for i, (a, g, s) in enumerate(zip(loss, grad_norm, skipped, strict=True))
+    ]
+
+
 def test_skipped_steps_are_counted_and_not_judged():
-    history = History(
-        loss=[5.0, 4.0, 4.0, 3.0],
-        grad_norm=[1.0, math.inf, math.inf, 1.0],
-        clip_coef=[1.0, 0.0, 0.0, 1.0],
-        skipped=[False, True, True, False],
-        tokens_per_s=[1.0],
-    )
-    summary = summarise(history, diverged=False, unigram_entropy=None, warmup_steps=0)
+    history = History(max_steps=4)
+    for row in rows([5.0, 4.0, None, 3.0], [1.0, math.inf, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]):
+        history.add(row)
+    summary = summarise(history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
     assert summary["skipped_steps"] == 2
     assert summary["first_bad_step"] is None
     assert summary["verdict"] != "diverged"
     assert summary["grad_norm"]["p99"] == 1.0
+    assert summary["final"]["train/loss"] == 4.0
 
 
 def test_summary_of_a_run_without_a_step():
-    summary = summarise(History(), diverged=False, unigram_entropy=None, warmup_steps=0)
+    summary = summarise(History(5), nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
     assert summary["verdict"] is None
     assert summary["steps"] == 0
+    assert summary["max_attn_logit"] is None
+
+
+SHORT = ("trainer.max_steps=6", "trainer.log_every=2")
+
+
+@pytest.mark.parametrize("fault", ["nan_grad@3", "nan_loss@3", "inf_loss@3"])
+def test_a_bad_step_stops_the_run_and_changes_nothing(trained, fault):
+    result = trained(*SHORT, f"debug.inject={fault}")
+    before = trained("trainer.max_steps=2", "schedule=constant", "schedule.warmup_steps=0")
+    same = trained(*SHORT, f"debug.inject={fault}", "schedule=constant", "schedule.warmup_steps=0")
+    assert result.loop.stopped_by == "nonfinite"
+    assert result.sink.seen[-1]["step"] == 3
+    assert [event["event"] for event in result.sink.events] == ["nonfinite_step"]
+    for a, b in zip(same.run.step.parameters, before.run.step.parameters, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_bad_step_is_skipped_and_the_run_goes_on(trained):
+    result = trained(*SHORT, "debug.inject=nan_loss@3", "stability.on_nonfinite=skip")
+    assert result.loop.stopped_by is None
+    assert [row["step"] for row in result.sink.seen] == [1, 2, 3, 4, 5, 6]
+    assert [row["optim/skipped"] for row in result.sink.seen] == [0, 0, 1, 0, 0, 0]
+    assert all(p.isfinite().all() for p in result.run.step.parameters)
+    summary = summarise(result.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    assert summary["verdict"] != "diverged"
+    assert summary["skipped_steps"] == 1
+
+
+def test_a_bad_step_is_warned_of_and_the_verdict_is_diverged(trained):
+    result = trained(*SHORT, "debug.inject=nan_loss@3", "stability.on_nonfinite=warn")
+    assert result.loop.stopped_by is None
+    assert len(result.sink.seen) == 6
+    assert math.isfinite(result.sink.seen[-1]["train/loss"])
+    summary = summarise(result.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    assert summary["verdict"] == "diverged"
+    assert summary["first_bad_step"] == 3
+
+
+def test_a_batch_without_a_valid_token_has_no_loss_and_changes_nothing(trained):
+    result = trained(*SHORT, "debug.inject=all_ignored@3")
+    row = result.sink.seen[2]
+    assert row["train/loss"] is None
+    assert row["optim/skipped"] == 1
+    assert row["optim/grad_norm"] == 0
+    assert math.isfinite(result.sink.seen[3]["train/loss"])
+    assert [event["event"] for event in result.sink.events] == ["skipped_step"]
+
+
+def test_the_learning_rate_and_the_batch_are_changed_at_their_step_only(trained, plain):
+    spiked = trained(*SHORT, "debug.inject=lr_spike@3x30")
+    clean = trained(*SHORT)
+    factors = [a["optim/lr"] / b["optim/lr"] for a, b in zip(spiked.sink.seen, clean.sink.seen, strict=True)]
+    assert factors == pytest.approx([1, 1, 30, 1, 1, 1])
+    bad = trained(*SHORT, "debug.inject=bad_batch@3")
+    assert bad.steps[:2] == clean.steps[:2]
+    assert bad.steps[2]["train/loss"] != clean.steps[2]["train/loss"]
+
+
+def test_an_injected_exception_ends_the_run_at_its_step(prepare):
+    result = prepare(*SHORT, "debug.inject=raise@3")
+    with pytest.raises(InjectedFault, match="raise@3"):
+        result.loop.run()
+    assert [row["step"] for row in result.sink.seen] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["nan@3", "nan_grad", "nan_grad@0", "lr_spike@3", "nan_grad@3x2", "lr_spike@3x1e"])
+def test_a_fault_that_does_not_exist_is_refused(text):
+    with pytest.raises(ConfigError, match=r"debug\.inject="):
+        parse(text)
+    assert parse(["nan_grad@2", "lr_spike@3x2.5"]) == (Fault("nan_grad", 2), Fault("lr_spike", 3, 2.5))
+
+
+def test_a_finite_divergence_stops_the_run_and_is_evaluated(prepare, monkeypatch):
+    """The rule itself is the judge's; here it says yes from step 4 on."""
+    monkeypatch.setattr(loop_module, "diverged_at", lambda log, warmup: 4 if len(log) >= 4 else None)
+    result = prepare(*SHORT)
+    result.loop.plan = dataclasses.replace(result.loop.plan, stop_on_divergence=True)
+    result.loop.run()
+    assert result.loop.stopped_by == "divergence"
+    assert [row["step"] for row in result.sink.seen] == [1, 2, 3, 4]
+    assert "val/loss" in result.sink.seen[-1]
+    assert "attn/max_logit" in result.sink.seen[-1]
 
 
 def test_flush_delivers_what_is_pending(prepare):

@@ -1,0 +1,208 @@
+"""Rows of a training log, whatever file they are in: the format is found by content, not by name."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stability_lab.analysis.tfevents import is_event_file, read_scalars
+from stability_lab.config import ConfigError
+from stability_lab.tracking.jsonl import METRICS
+
+Row = dict[str, Any]
+
+KNOWN = (
+    "a run's folder, CSV, JSONL, trainer_state.json of transformers, Parquet, TensorBoard event files or an offline "
+    ".wandb run"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows in the order of the log; a row lacks the columns that it has no value for."""
+
+    path: Path
+    format: str
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.rows for column in row))
+
+
+def shown(text: object) -> str:
+    """`text` for a terminal: control characters and others without a picture become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
+def read_source(path: Path) -> Source:
+    """The log in a file or folder; ConfigError where it is missing, empty, damaged or of no known format."""
+    try:
+        files = _files(path)
+        parts = [_read(file) for file in files]
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = shown(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
+        raise ConfigError(f"{shown(path)} cannot be read: {reason}") from error
+    notes = [note for part in parts for note in part.notes]
+    if path.is_dir() and parts[0].format != "run folder":
+        names = ", ".join(shown(file.relative_to(path)) for file in files[:3])
+        notes.insert(0, f"Read from {names}" + (f" and {len(files) - 3} more." if len(files) > 3 else "."))
+    source = Source(path, parts[0].format, [row for part in parts for row in part.rows], notes)
+    if not source.rows:
+        raise ConfigError(f"{shown(path)} holds no row")
+    return source
+
+
+def run_folder(path: Path) -> Path | None:
+    """The folder of our own run that `path` is, or whose metrics.jsonl it is."""
+    folder = path if path.is_dir() else path.parent
+    own = (path.is_dir() or path.name == METRICS) and (folder / METRICS).is_file()
+    return folder if own and (folder / "manifest.json").is_file() else None
+
+
+def _files(path: Path) -> list[Path]:
+    """The files to read, in order: the path itself, or what a folder holds."""
+    if not path.exists():
+        raise ConfigError(f"{shown(path)}: no such file or folder")
+    if path.is_file():
+        return [path]
+    for name in (METRICS, "trainer_state.json", "metrics.csv"):
+        if (path / name).is_file():
+            return [path / name]
+    if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime):
+        return states[-1:]
+    # The names of event files hold the time of their start: a resumed run has several.
+    for pattern in ("*tfevents*", "*.wandb"):
+        files = sorted(file for file in path.rglob(pattern) if file.is_file())
+        folders = sorted({file.parent for file in files})
+        if len(folders) > 1 and path not in folders:
+            names = ", ".join(shown(folder) for folder in folders[:10])
+            raise ConfigError(f"{shown(path)} holds {len(folders)} logs: give one of {names}")
+        if files:
+            return [file for file in files if path not in folders or file.parent == path]
+    raise ConfigError(f"{shown(path)} holds no log: give {KNOWN}")
+
+
+def _read(path: Path) -> Source:
+    if not path.is_file():
+        raise ConfigError(f"{shown(path)} is no regular file")
+    data = path.read_bytes()
+    if not data.strip():
+        raise ConfigError(f"{shown(path)} is empty")
+    if data.startswith(b"PAR1"):
+        return _parquet(path)
+    if data.startswith(b":W&B"):
+        from stability_lab.tracking.wandb import read_offline_run
+
+        return Source(path, "offline W&B run", [_flat(row) for row in read_offline_run(path)])
+    if is_event_file(data):
+        return Source(path, "TensorBoard events", read_scalars(data))
+    text = _text(data)
+    if text is None:
+        raise ConfigError(f"{shown(path)} is of no known format: give {KNOWN}")
+    if text.lstrip()[0] in "{[":
+        return _json(path, text)
+    return Source(path, "CSV", list(_csv(text)))
+
+
+def _text(data: bytes) -> str | None:
+    """The text of a file; None where it is none."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+    return text if text.strip() and "\0" not in text else None
+
+
+def _csv(text: str) -> Iterator[Row]:
+    header = text.lstrip().split("\n", 1)[0]
+    delimiter = max(",;\t", key=header.count)
+    try:
+        for row in csv.DictReader(io.StringIO(text.lstrip(), newline=""), delimiter=delimiter):
+            # A row that is too long has its rest under None, one that is too short has None for what it lacks.
+            yield {name.strip(): cell for name, cell in row.items() if name is not None and cell is not None}
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _json(path: Path, text: str) -> Source:
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return _jsonl(path, text)
+    if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+        note = "transformers leaves NaN and infinite losses out of its log unless logging_nan_inf_filter=False."
+        return Source(path, "trainer_state.json of transformers", _objects(whole["log_history"]), [note])
+    return Source(path, _own(path, "JSON"), _objects(whole if isinstance(whole, list) else [whole]))
+
+
+def _jsonl(path: Path, text: str) -> Source:
+    objects, strange = [], []
+    # Not splitlines: a string in JSON may hold U+2028 and its like.
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError:
+            item = None
+        if isinstance(item, dict):
+            objects.append(item)
+        else:
+            strange.append(number)
+    if not objects:
+        raise ConfigError(f"{shown(path)} is neither JSON nor one JSON object a line")
+    notes = []
+    if strange == [len(lines)]:
+        notes.append("The last line is unfinished and left out.")
+    elif strange:
+        notes.append(f"{len(strange)} lines are no JSON objects and left out, the first is line {strange[0]}.")
+    return Source(path, _own(path, "JSONL"), _objects(objects), notes)
+
+
+def _own(path: Path, otherwise: str) -> str:
+    return "run folder" if run_folder(path) else otherwise
+
+
+def _objects(items: Iterable[Any]) -> list[Row]:
+    return [_flat(item) for item in items if isinstance(item, dict)]
+
+
+def _flat(item: dict[str, Any], prefix: str = "") -> Row:
+    """Nested objects become columns `outer/inner`; what is missing (null) has no column."""
+    row: Row = {}
+    for key, value in item.items():
+        if isinstance(value, dict):
+            row |= _flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            row[f"{prefix}{key}"] = value
+    return row
+
+
+def _parquet(path: Path) -> Source:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+        plain = [f.name for f in schema if not pa.types.is_nested(f.type) and not pa.types.is_binary(f.type)]
+        table = file.read(columns=plain)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+    rows = [{name: cell for name, cell in row.items() if cell is not None} for row in table.to_pylist()]
+    notes = []
+    if b"pandas" in (schema.metadata or {}):
+        notes.append("pandas wrote this file, and pandas writes NaN as a missing value.")
+    return Source(path, "Parquet", rows, notes)

@@ -1,0 +1,80 @@
+"""The whole judgement on a log: verdict, spike scores, events, and what one must know to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stability_lab.judge.events import Event, find_events
+from stability_lab.judge.log import Log
+from stability_lab.judge.spikes import SpikeScore, spike_scores
+from stability_lab.judge.verdict import NO_EVIDENCE, Evidence, Verdict, decide, initial_loss_warning
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """`scores` by signal (`loss`, `grad_norm`) and definition; their indices are positions in `steps`."""
+
+    verdict: Verdict
+    scores: Mapping[str, Mapping[str, SpikeScore]]
+    events: list[Event]
+    notes: list[str]
+    steps: NDArray[np.int64]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; undefined values are None, and a NaN is a value that was logged."""
+        return {
+            **asdict(self.verdict),
+            "scores": {
+                signal: {name: score.as_dict(self.steps) for name, score in scores.items()}
+                for signal, scores in self.scores.items()
+            },
+            "events": [event.as_dict() for event in self.events],
+            "notes": list(self.notes),
+        }
+
+
+def judge(log: Log, evidence: Evidence = NO_EVIDENCE) -> Judgement:
+    """Judge a run by its log. Raises `ValueError` for a log without a row."""
+    kept, events = log.kept(), find_events(log)
+    return Judgement(
+        verdict=decide(log, evidence, events),
+        scores={signal: spike_scores(series) for signal, series in kept.signals.items()},
+        events=events,
+        notes=list(_notes(log, kept, evidence)),
+        steps=kept.step,
+    )
+
+
+def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
+    notes = []
+    warning = initial_loss_warning(evidence.initial_val_loss, evidence.vocab_size, evidence.unigram_entropy)
+    if warning:
+        notes.append(warning)
+    if log.stride != 1:
+        notes.append(
+            f"One value every {log.stride} steps: windows count values, not steps, so scores do not compare with those "
+            "of a log of every step, and a spike between two values is not seen."
+        )
+    if len(log) > 1 and np.any(np.diff(log.step) != log.stride):
+        notes.append(f"The steps between values are not always {log.stride}.")
+    if len(log) and log.step[0] > log.stride:
+        notes.append(f"The log begins at step {log.step[0]}: what came before is not judged.")
+    if len(kept) < len(log):
+        notes.append(f"{len(log) - len(kept)} of {len(log)} steps were skipped and are left out of verdict and scores.")
+    if log.loss is None:
+        notes.append("The log has no loss: learning and finite divergence are not judged.")
+    if log.grad_norm is None:
+        notes.append("The log has no gradient norm: only the loss is judged.")
+    elif log.skipped is None:
+        bad = np.flatnonzero(~np.isfinite(log.grad_norm))
+        if bad.size and np.isfinite(log.grad_norm[bad[-1] + 1 :]).any():
+            notes.append(
+                f"The gradient norm was finite again after step {log.step[bad[-1]]}, and the log does not say which "
+                "steps were skipped: if fp16 loss scaling skipped these steps, the run did not diverge there."
+            )
+    return notes

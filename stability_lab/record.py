@@ -1,0 +1,245 @@
+"""The record of a run that somebody else's loop trains: rows on their way to the disk and to the judge.
+
+It knows nothing of the model, so that it can outlive it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from stability_lab.diagnostics.probe import perplexity
+from stability_lab.judge.events import Event, find_events
+from stability_lab.judge.judge import Judgement, judge
+from stability_lab.judge.log import Log
+from stability_lab.judge.verdict import Evidence, diverged_at, initial_loss_warning
+from stability_lab.tracking.jsonl import RunFiles
+
+_log = logging.getLogger("stability_lab")
+Row = dict[str, Any]
+
+LAST = 20  # steps that the final training loss is the mean of
+# Keys of a row that the judge reads, and the field of a Log that each one fills.
+_JUDGED = {
+    "step": "step",
+    "train/loss": "loss",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "lr",
+    "tokens": "tokens",
+    "optim/skipped": "skipped",
+    "attn/max_logit": "max_attn_logit",
+}
+# A probe's value is the user's to give; all others are the record's own.
+OWN_KEYS = {*_JUDGED, "train/ppl", "optim/loss_scale", "val/loss", "val/ppl"} - {"attn/max_logit"}
+
+
+class Record:
+    """Rows on their way to disk, and the series that the judge reads. Knows nothing of the model."""
+
+    def __init__(self, files: RunFiles | None, config: dict[str, Any], flush_every: int, evidence: dict[str, Any]):
+        self.files, self.config, self.flush_every, self.evidence = files, config, flush_every, evidence
+        self.find_lr = math.isnan(config["optimizer"]["lr"])
+        self.pending: list[Row] = []  # not judged yet; may hold tensors on the device
+        self.unwritten: list[Row] = []  # judged; the last row waits, for a validation may still be added to it
+        self.step = 0
+        self.tokens = 0
+        self.series = {key: array("d") for key in _JUDGED}
+        self.every_norm = True  # has each step a gradient norm?
+        self.initial: Row = {}
+        self.newest: Row = {}
+        self.best: Row = {}
+        self.nonfinite = self.diverged = self.ended = False
+        self.looked_at, self.next_look = 0, 1
+        self.judgement: Judgement | None = None
+
+    def add(self, step: int | None, values: Row) -> None:
+        self._check_open()
+        self.pending.append({"step": self._advance(step), **values})
+        if len(self.pending) >= self.flush_every:
+            self.flush()
+
+    def validate(self, loss: float, step: int | None) -> None:
+        self._check_open()
+        values = {"val/loss": loss, "val/ppl": perplexity(loss)}
+        step = self.step if step is None else step
+        if step == 0:
+            self.initial = values
+            size, entropy = self.evidence["vocab_size"], self.evidence["unigram_entropy"]
+            warning = initial_loss_warning(loss, size, entropy)
+            if warning and self.files:
+                _log.warning("%s", warning)
+        elif step == self.step:
+            (self.pending or self.unwritten)[-1].update(values)
+        else:
+            self.pending.append({"step": self._advance(step), **values})
+        self.newest = values
+        if loss < self.best.get("val/loss", math.inf):
+            self.best = {**values, "step": step}
+
+    def _check_open(self) -> None:
+        if self.ended:
+            raise RuntimeError("the monitor is finished: one Monitor records one run")
+
+    def _advance(self, step: int | None) -> int:
+        step = self.step + 1 if step is None else step
+        if step <= self.step:
+            raise ValueError(f"step {step} comes after step {self.step}, but one run only goes forward")
+        self.step = step
+        return step
+
+    def flush(self) -> None:
+        """Bring the pending rows to the host, judge them, and write all but the last one."""
+        rows, self.pending = self.pending, []
+        _to_host(rows)
+        steps = [row for row in rows if "train/loss" in row]
+        for row in steps:
+            self._complete(row)
+            for key, values in self.series.items():
+                values.append(row.get(key, math.nan))
+            self.every_norm = self.every_norm and "optim/grad_norm" in row
+        self.nonfinite = self.nonfinite or any(map(_is_bad, steps))
+        events = self._look_back()
+        self.unwritten += rows
+        if self.files is None:
+            self.unwritten = self.unwritten[-1:]
+        else:
+            try:
+                self._write(self.files, len(self.unwritten) - 1)
+                for event in events:
+                    self.files.log_event(event.as_dict())
+            except OSError as error:
+                # The training matters more than its log: rows wait for the next flush, and the end rewrites the events.
+                _log.warning("%s: what waits to be written is kept for now (%s)", self.files.path, error)
+
+    def _write(self, files: RunFiles, n: int) -> None:
+        """The first `n` of the rows that wait; of their learning rates the largest, if the user named none."""
+        ready = self.unwritten[:n]
+        seen = max((row["optim/lr"] for row in ready if "optim/lr" in row), default=math.nan)
+        optimizer = self.config["optimizer"]
+        if self.find_lr and not seen <= optimizer["lr"] and not math.isnan(seen):
+            optimizer["lr"] = seen
+            write_config(files, self.config)
+        files.log_rows(ready)
+        self.unwritten = self.unwritten[n:]
+
+    def _look_back(self) -> list[Event]:
+        """New events, and whether the run has diverged; less often in a long run, where each look takes longer."""
+        known, n, events = self.diverged, len(self.series["step"]), []
+        self.diverged = known or self.nonfinite
+        if n >= self.next_look:
+            log = self.log()
+            self.diverged = self.diverged or diverged_at(log, self.evidence["warmup_steps"]) is not None
+            events = find_events(log, start=self.looked_at) if self.files else []
+            self.looked_at, self.next_look = n, n + max(self.flush_every, n // 100)
+        if self.files and self.diverged and not known:
+            _log.warning("%s: the run has diverged (seen at step %d)", self.files.path, self.step)
+        return events
+
+    def _complete(self, row: Row) -> None:
+        """Derived values of a row whose tensors have become numbers."""
+        scale, norm = row.get("optim/loss_scale"), row.get("optim/grad_norm")
+        if scale is not None and norm is not None:
+            row["optim/grad_norm"] = norm / scale
+            overflow = not math.isfinite(norm) and math.isfinite(row["train/loss"])
+            row["optim/skipped"] = row["optim/skipped"] or (overflow and scale > 1)
+        row["optim/skipped"] = float(row["optim/skipped"])
+        row["train/ppl"] = perplexity(row["train/loss"])
+        if "tokens" in row:
+            self.tokens += int(row["tokens"])
+            row["tokens"] = self.tokens
+
+    def log(self) -> Log:
+        """What was flushed so far; the gradient norm only where every step has one."""
+        fields = {_JUDGED[key]: np.array(values) for key, values in self.series.items()}
+        for name in ("lr", "tokens", "max_attn_logit"):
+            if np.isnan(fields[name]).all():
+                del fields[name]
+        norm = fields.pop("grad_norm") if self.every_norm else None
+        return Log(**{**fields, "grad_norm": norm})
+
+    def end(self, status: str, ended_by: str | None, nonfinite_parameter: bool = False) -> Judgement | None:
+        """Flush, judge and close, once; None where there was no step to judge."""
+        if self.ended:
+            return self.judgement
+        try:
+            self.flush()
+        except Exception:
+            if status == "completed":
+                raise
+            # A device that has failed takes its last steps with it, and the error itself matters more than they do.
+            _log.warning("the last steps could not be read", exc_info=True)
+        self.ended = True
+        log = self.log()
+        # Weights before a step that is not finite say nothing about the run that it ended.
+        final = {} if self.nonfinite else self.newest
+        known = {"initial_val_loss": self.initial.get("val/loss"), "final_val_loss": final.get("val/loss")}
+        if len(log):
+            self.judgement = judge(log, Evidence(**known, **self.evidence, nonfinite_parameter=nonfinite_parameter))
+            if status == "completed" and self.judgement.verdict.verdict == "diverged":
+                status = "diverged"
+        if self.files:
+            self._write(self.files, len(self.unwritten))
+            outcome = {"status": status} | ({"ended_by": ended_by} if ended_by else {})
+            self.files.replace_events([event.as_dict() for event in self.judgement.events] if self.judgement else [])
+            self.files.write_json("summary.json", outcome | self._summary(log, final))
+            self.files.close()
+        return self.judgement
+
+    def _summary(self, log: Log, final: Row) -> Row:
+        """What the summary of `train` holds, as far as a log can tell."""
+        judged: Row = {"verdict": None, "reason": "The run ended before its first step.", "scores": {}, "events": []}
+        if self.judgement:
+            judged = self.judgement.as_dict()
+        judged["events"] = dict(Counter(event["event"] for event in judged["events"]))
+        kept = log.kept()
+        loss, norm = kept.loss, kept.grad_norm
+        assert loss is not None
+        train_loss = float(loss[-LAST:].mean()) if loss.size else None
+        finite = norm[np.isfinite(norm)] if norm is not None else np.empty(0)
+        logits = log.max_attn_logit
+        return {
+            **judged,
+            "steps": self.step,
+            "tokens": self.tokens,
+            "initial": self.initial,
+            "final": {
+                "train/loss": train_loss,
+                "train/ppl": None if train_loss is None else perplexity(train_loss),
+                **final,
+            },
+            "best": self.best,
+            "max_attn_logit": None if logits is None else float(np.nanmax(logits)),
+            "grad_norm": {f"p{q}": float(np.percentile(finite, q)) if finite.size else None for q in (50, 90, 99)},
+            "skipped_steps": len(log) - len(kept),
+        }
+
+
+def write_config(files: RunFiles, config: Mapping[str, Any]) -> None:
+    files.write_text("config.yaml", yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+
+
+def _to_host(rows: Iterable[Row]) -> None:
+    """Make numbers of all tensors, with one copy from the device for each dtype."""
+    groups: dict[Any, list[tuple[Row, str, Tensor]]] = defaultdict(list)
+    for row in rows:
+        for key, value in row.items():
+            if isinstance(value, Tensor):
+                groups[value.device, value.dtype].append((row, key, value))
+    for group in groups.values():
+        numbers = torch.stack([value for _, _, value in group]).tolist()
+        for (row, key, _), number in zip(group, numbers, strict=True):
+            row[key] = number
+
+
+def _is_bad(row: Row) -> bool:
+    finite = math.isfinite(row["train/loss"]) and math.isfinite(row.get("optim/grad_norm", 0.0))
+    return not finite and not row["optim/skipped"]

@@ -1,0 +1,101 @@
+"""Faults on purpose, to see what the judge and the loop make of them: `debug.inject=nan_grad@20`.
+
+| fault | what happens at step k |
+|---|---|
+| nan_grad@k | one gradient becomes NaN |
+| nan_loss@k, inf_loss@k | the loss, and with it every gradient, becomes NaN or infinite |
+| lr_spike@kxF | the learning rate is F times the schedule's |
+| bad_batch@k | every sequence of the batch is one short n-gram, repeated |
+| all_ignored@k | no target is valid |
+| raise@k | an exception |
+| kill@k | the process kills itself (SIGKILL) before the step |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stability_lab.config import ConfigError
+from stability_lab.objective.loss import IGNORE
+
+KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "all_ignored", "raise", "kill")
+NGRAM = 4  # tokens of the n-gram that a bad batch repeats
+
+
+class InjectedFault(RuntimeError):
+    """What `raise@k` raises."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    step: int
+    factor: float = 1.0  # of the learning rate
+
+
+def parse(faults: str | Iterable[str] | None) -> tuple[Fault, ...]:
+    """`nan_grad@20` or a list of such; ConfigError naming debug.inject for anything else."""
+    texts = [] if faults is None else [faults] if isinstance(faults, str) else list(faults)
+    return tuple(_parse(text) for text in texts)
+
+
+def _parse(text: str) -> Fault:
+    match = re.fullmatch(r"([a-z_]+)@(\d+)(?:x([0-9.eE+-]+))?", str(text))
+    kind = match[1] if match else ""
+    if not match or kind not in KINDS:
+        raise ConfigError(f"debug.inject={text}: must be KIND@STEP with KIND one of {', '.join(KINDS)}")
+    step = int(match[2])
+    if step < 1:
+        raise ConfigError(f"debug.inject={text}: steps count from 1")
+    if (kind == "lr_spike") != (match[3] is not None):
+        raise ConfigError(f"debug.inject={text}: lr_spike@STEPxFACTOR takes a factor, and nothing else does")
+    try:
+        factor = float(match[3] or 1)
+    except ValueError:
+        raise ConfigError(f"debug.inject={text}: {match[3]} is not a number") from None
+    return Fault(kind, step, factor)
+
+
+class Injector:
+    """What the faults do to a step; without faults every method gives back what it got."""
+
+    def __init__(self, faults: Iterable[Fault] = ()):
+        self.faults: dict[int, list[Fault]] = {}
+        for fault in faults:
+            self.faults.setdefault(fault.step, []).append(fault)
+
+    def before(self, step: int) -> None:
+        kinds = self._kinds(step)
+        if "raise" in kinds:
+            raise InjectedFault(f"debug.inject=raise@{step}")
+        if "kill" in kinds:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def lr(self, step: int, lr: float) -> float:
+        for fault in self.faults.get(step, ()):
+            lr *= fault.factor
+        return lr
+
+    def tokens(self, step: int, tokens: Tensor) -> Tensor:
+        """(N, T+1); a bad batch repeats the first n-gram of each sequence, as a damaged document would."""
+        if "bad_batch" not in self._kinds(step):
+            return tokens
+        repeats = -(-tokens.shape[1] // NGRAM)
+        return tokens[:, :NGRAM].repeat(1, repeats)[:, : tokens.shape[1]]
+
+    def targets(self, step: int, targets: Tensor) -> Tensor:
+        return torch.full_like(targets, IGNORE) if "all_ignored" in self._kinds(step) else targets
+
+    def poison(self, step: int) -> str | None:
+        """`nan_grad`, `nan_loss` or `inf_loss`: what `TrainStep` is to do to this step."""
+        return next((k for k in self._kinds(step) if k in ("nan_grad", "nan_loss", "inf_loss")), None)
+
+    def _kinds(self, step: int) -> set[str]:
+        return {fault.kind for fault in self.faults.get(step, ())}
