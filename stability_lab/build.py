@@ -82,6 +82,9 @@ def load_data(config: TrainConfig) -> TokenData:
         raise ConfigError(
             f"model.vocab_size={wanted}: must be at least the tokenizer's {data.vocab_size}, or null to take that"
         )
+    rows, padded = wanted or data.vocab_size, config.model.pad_vocab_to
+    if padded is not None and padded < rows:
+        raise ConfigError(f"model.pad_vocab_to={padded}: must be at least the vocabulary's {rows}, or null")
     return data
 
 

@@ -223,6 +223,8 @@ def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]
             continue
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
         for value in values:
+            if isinstance(value, list):
+                raise ConfigError(f"{key}=[{','.join(map(str, value))}]: choose one; only stabilizers take a list")
             if not isinstance(value, Glob) and str(value) not in groups[key]:
                 shown = "null" if value is None else value
                 raise ConfigError(f"{key}={shown} is not an option: {did_you_mean(str(shown), groups[key])}")

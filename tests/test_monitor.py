@@ -20,6 +20,7 @@ import yaml
 from torch import nn
 
 from stability_lab import Monitor, cli, record
+from stability_lab.analysis.logs import read_log
 from stability_lab.analysis.runs import find_runs, read_run
 from stability_lab.analysis.tables import comparison
 from stability_lab.judge.judge import Judgement, judge
@@ -175,8 +176,9 @@ def test_bad_arguments_are_refused_before_they_are_recorded(tmp_path: Path) -> N
     with Monitor(tmp_path / "run") as monitor:
         with pytest.raises(ValueError, match=r"train/loss has shape \(2,\)"):
             monitor.step(torch.ones(2))
+        wrong: dict[str, Any] = {"train/ppl": 1.0}
         with pytest.raises(ValueError, match="train/ppl: the monitor writes this column"):
-            monitor.step(1.0, **{"train/ppl": 1.0})
+            monitor.step(1.0, **wrong)
         monitor.step(1.0, step=5)
         with pytest.raises(ValueError, match="step 5 comes after step 5"):
             monitor.step(1.0, step=5)
@@ -237,18 +239,13 @@ def test_judgement_is_that_of_the_written_log(tmp_path: Path) -> None:
         for value, size in zip(loss, norm, strict=True):
             monitor.step(value, grad_norm=size, lr=1e-3, tokens=8)
         monitor.log_validation(3.5)
-    rows = rows_of(monitor)
-
-    def column(key: str) -> Any:
-        return np.array([row[key] for row in rows])
-
-    log = Log(column("step"), column("train/loss"), column("optim/grad_norm"), column("optim/lr"), column("tokens"))
+    assert monitor.path is not None
+    log = read_log(monitor.path).log
     offline = judge(log, Evidence(initial_val_loss=4.0, final_val_loss=3.5, vocab_size=50))
     judgement = judged(monitor)
     assert judgement.verdict == offline.verdict
     assert json.dumps(judgement.as_dict()) == json.dumps(offline.as_dict())
     assert judgement.verdict.verdict == "diverged"
-    assert monitor.path is not None
     events = read_rows(monitor.path / "events.jsonl")
     assert events == [json.loads(json.dumps(event.as_dict())) for event in offline.events]
     assert {e["step"] for e in events if e["event"] == "grad_norm_spike"} == {301, 451}
@@ -314,17 +311,18 @@ def test_overflow_under_a_grad_scaler_is_a_skip_and_no_divergence(tmp_path: Path
     assert [event.kind for event in judgement.events if event.step == 3] == ["skipped_step"]
 
 
-def test_overflow_with_a_bad_loss_or_without_a_scale_is_no_skip(tmp_path: Path) -> None:
-    for number, values in enumerate(
-        (
-            {"loss": math.nan, "grad_norm": math.nan, "scale": 8.0},
-            {"loss": 1.0, "grad_norm": math.inf, "scale": 1.0},
-            {"loss": 1.0, "grad_norm": math.inf},
-        )
-    ):
-        with Monitor(tmp_path / str(number)) as monitor:
-            monitor.step(**values)
-        assert summary_of(monitor)["status"] == "diverged"
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss": math.nan, "grad_norm": math.nan, "scale": 8.0},
+        {"loss": 1.0, "grad_norm": math.inf, "scale": 1.0},
+        {"loss": 1.0, "grad_norm": math.inf},
+    ],
+)
+def test_overflow_with_a_bad_loss_or_without_a_scale_is_no_skip(tmp_path: Path, values: dict[str, Any]) -> None:
+    with Monitor(tmp_path / "run") as monitor:
+        monitor.step(**values)
+    assert summary_of(monitor)["status"] == "diverged"
 
 
 def test_skips_that_the_loop_knows_are_taken_over(tmp_path: Path) -> None:
@@ -375,7 +373,8 @@ def test_gradient_norms_that_only_some_steps_have_are_not_judged(tmp_path: Path)
 def test_attention_logits_of_the_user_are_judged(tmp_path: Path) -> None:
     with Monitor(tmp_path / "run") as monitor:
         for step in range(1, 6):
-            monitor.step(2.0, **({"attn/max_logit": 10.0 ** (step - 1)} if step % 2 else {}))
+            measured: dict[str, Any] = {"attn/max_logit": 10.0 ** (step - 1)} if step % 2 else {}
+            monitor.step(2.0, **measured)
     assert summary_of(monitor)["max_attn_logit"] == 1e4
     assert "attention_logit_alert" in {event.kind for event in judged(monitor).events}
 
@@ -559,6 +558,31 @@ def test_package_has_no_other_lazy_names() -> None:
 
     with pytest.raises(AttributeError, match="'stability_lab' has no attribute 'Moniter'"):
         _ = stability_lab.Moniter
+
+
+class WithLoss(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (self.inner(inputs) - targets).square().mean()
+
+
+def test_the_lines_in_the_document_run(tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (EXAMPLES.parent / "docs" / "monitor.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": WithLoss(model),
+        "batches": [(torch.ones(2, 3), torch.zeros(2, 2))] * 5,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
+    }
+    exec(code, names)
+    assert len(read_rows(tmp_path / "runs" / "mine" / "metrics.jsonl")) == 5
 
 
 def test_plain_loop_example(tmp_path: Path) -> None:

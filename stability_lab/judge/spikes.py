@@ -82,7 +82,7 @@ class Definition:
 
 
 # The robust rule, calibrated on healthy short runs: docs/judge.md.
-ROBUST_WINDOW, ROBUST_MIN_WINDOW, ROBUST_THRESHOLD = 128, 20, 7.0
+ROBUST_WINDOW, ROBUST_MIN_WINDOW, ROBUST_THRESHOLD = 64, 20, 7.0
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
     {

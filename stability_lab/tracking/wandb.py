@@ -236,7 +236,7 @@ def read_offline_run(path: Path) -> list[dict[str, Any]]:
 
     Raises `ValueError` with wandb's own words where it cannot read the file.
     """
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.resolve())]
+    command = [sys.executable, "-P", "-m", "wandb", "leet", "inspect", "--json", str(path.resolve())]
     environment = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
     try:
         done = subprocess.run(

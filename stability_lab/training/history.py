@@ -51,7 +51,7 @@ class History:
         else:
             self.measured |= measured
             self._series["max_attn_logit"][self.n - 1] = measured.get("attn/max_logit", math.nan)
-        if "val/loss" in measured and not measured["val/loss"] >= self.best.get("val/loss", math.inf):
+        if measured.get("val/loss", math.inf) < self.best.get("val/loss", math.inf):
             self.best = {key: measured[key] for key in ("val/loss", "val/ppl")} | {"step": self.n}
 
     def series(self, name: str) -> np.ndarray:

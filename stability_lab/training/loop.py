@@ -71,6 +71,7 @@ class Loop:
         self._pending: list[Row] = []
         self._spent = 0.0
         self._next_check = 0
+        self._judged = 0  # rows whose events are delivered
 
     def run(self) -> None:
         self.history.add_measured(self._measure(validation=True, probe=True))
@@ -93,14 +94,14 @@ class Loop:
                 measured = self._measure(validation, probe)
                 self.history.add_measured(measured)
                 rows[-1] |= measured
-            self._deliver(rows)
+            self._deliver(rows, at_end=last or self.stopped_by is not None)
             if self.stopped_by is not None:
                 return
 
     def flush(self) -> None:
         """Deliver what is still on the device; for a run that ends by an exception."""
         if self._pending:
-            self._deliver(self._complete(self._buffer[: len(self._pending)].tolist()))
+            self._deliver(self._complete(self._buffer[: len(self._pending)].tolist()), at_end=True)
 
     def _train(self, step: int) -> None:
         plan, inject = self.plan, self.injector
@@ -137,10 +138,13 @@ class Loop:
         self._pending, self._spent = [], 0.0
         return rows
 
-    def _deliver(self, rows: list[Row]) -> None:
+    def _deliver(self, rows: list[Row], at_end: bool) -> None:
         self.sink.rows(rows)
-        for event in find_events(self.history.log(), start=self.history.n - len(rows)):
-            self.sink.event(event.as_dict())
+        # Events are looked for a hundred times in a run: at every flush, the cost would grow with its square.
+        if at_end or self.history.n - self._judged >= self.plan.max_steps / 100:
+            for event in find_events(self.history.log(), start=self._judged):
+                self.sink.event(event.as_dict())
+            self._judged = self.history.n
 
     def _has_diverged(self) -> bool:
         """The judge's finite rule, asked at most a hundred times in a run so that long ones do not pay for it."""

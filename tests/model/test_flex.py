@@ -1,6 +1,6 @@
 """FlexAttention: the same attention as the explicit path, one compilation for many layers and runs.
 
-Its backward pass needs CUDA (tests/gpu/test_flex.py). Here the forward pass runs on CPU: through dynamo's `eager`
+Its backward pass needs CUDA (tests/gpu/test_gpu_flex.py). Here the forward pass runs on CPU: through dynamo's `eager`
 back-end, which computes it without a kernel, and in one slow test through the compiler.
 """
 

@@ -1,0 +1,223 @@
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stability_lab.judge.log
+from stability_lab.judge.events import find_events
+
+Log: Any = stability_lab.judge.log.Log  # lists are fine too, which its annotations do not say
+
+NAN, INF = float("nan"), float("inf")
+
+
+def noise(n=400, level=2.0, sd=0.02, seed=0):
+    return level + sd * np.random.default_rng(seed).normal(size=n)
+
+
+def log_of(loss: Any = None, grad_norm: Any = None, **more):
+    n = len(loss if loss is not None else grad_norm)
+    steps = np.arange(1, n + 1)
+    return Log(steps, loss, grad_norm, lr=steps * 1e-3, tokens=steps * 64, **more)
+
+
+def only(log):
+    (event,) = find_events(log)
+    return event
+
+
+def test_a_quiet_run_has_none():
+    loss = 2 + 3 * np.exp(-np.arange(400) / 60) + noise(level=0)
+    assert find_events(log_of(loss, noise(level=1, sd=0.1))) == []
+
+
+def test_loss_spike():
+    loss = noise()
+    loss[200:203] = 3.0, 2.8, 2.3
+    event = only(log_of(loss))
+    median = np.median(loss[136:200])
+    assert (event.kind, event.step, event.length, event.recovery) == ("loss_spike", 201, 3, 3)
+    assert event.height == pytest.approx(3.0 - median)
+    assert (event.value, event.tokens) == (3.0, 201 * 64)
+    assert event.lr == pytest.approx(0.201)
+
+
+@pytest.mark.parametrize(("height", "found"), [(0.09, 0), (0.11, 1)])
+def test_a_loss_spike_is_a_tenth_of_a_nat_high(height, found):
+    loss = noise(sd=0.001)
+    loss[200] = np.median(loss[136:200]) + height
+    assert len(find_events(log_of(loss))) == found
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1.9, 0), (2.1, 1)])
+def test_a_gradient_spike_is_twice_the_median(factor, found):
+    norm = noise(level=0.5, sd=0.005)
+    norm[200] = factor * np.median(norm[136:200])
+    events = find_events(log_of(None, norm))
+    assert [event.kind for event in events] == ["grad_norm_spike"] * found
+    assert all("2.1 times" in event.detail for event in events)
+
+
+@pytest.mark.parametrize(("gap", "events"), [(10, 1), (11, 2)])
+def test_spikes_up_to_ten_steps_apart_are_one_event(gap, events):
+    loss = noise()
+    loss[[200, 200 + gap]] = 3.0
+    found = find_events(log_of(loss))
+    assert len(found) == events
+    assert found[0].length == (gap + 1 if events == 1 else 1)
+    assert found[0].recovery == (gap + 1 if events == 1 else 1)
+
+
+def test_recovery_is_within_half_the_height_that_counts():
+    loss = noise(sd=0.001)
+    loss[200] = 3.0
+    loss[201:220] = 2.06
+    loss[220:] = 2.04
+    event = only(log_of(loss))
+    assert event.recovery == 20
+
+
+def test_nonfinite_steps_are_their_own_kind_and_do_not_recover():
+    loss, norm = noise(), noise(level=1, sd=0.05)
+    loss[200], norm[203], norm[300] = NAN, INF, INF
+    first, second = find_events(log_of(loss, norm))
+    assert (first.kind, first.step, first.length, first.recovery, first.height) == (
+        "nonfinite_step",
+        201,
+        4,
+        None,
+        None,
+    )
+    assert str(first.value) == "nan"
+    assert first.detail == "loss nan, and 1 more steps"
+    assert (second.step, second.value, second.detail) == (301, INF, "gradient norm inf")
+
+
+def test_a_nonfinite_step_before_any_window_is_an_event():
+    assert only(log_of([NAN, 1.0, 1.0])).step == 1
+
+
+def test_skipped_steps_are_no_nonfinite_steps():
+    loss, norm = noise(), noise(level=1, sd=0.05)
+    norm[[200, 201, 300]] = INF
+    skipped = ~np.isfinite(norm)
+    first, second = find_events(log_of(loss, norm, skipped=skipped))
+    assert (first.kind, first.step, first.length, first.recovery, first.value) == ("skipped_step", 201, 2, 2, INF)
+    assert (second.kind, second.step, second.recovery) == ("skipped_step", 301, 1)
+
+
+def test_level_shift():
+    loss = noise(600)
+    loss[300:] += 0.5
+    events = {event.kind: event for event in find_events(log_of(loss))}
+    assert events.keys() == {"loss_spike", "level_shift"}
+    shift = events["level_shift"]
+    assert abs(shift.step - 301) <= 4
+    assert shift.height == pytest.approx(0.5, abs=0.03)
+    assert (shift.recovery, shift.length) == (None, 600 - shift.step + 1)
+    assert events["loss_spike"].recovery is None
+
+
+def test_level_shift_that_ends():
+    loss = noise(600)
+    loss[300:400] += 0.5
+    (shift,) = (event for event in find_events(log_of(loss)) if event.kind == "level_shift")
+    assert abs(shift.step - 301) <= 4
+    assert shift.recovery is not None
+    assert 95 <= shift.recovery <= 115
+
+
+def test_short_spikes_and_falls_are_no_level_shift():
+    loss = noise(600)
+    loss[300:320] += 1.0
+    loss[400:] -= 0.5
+    assert {event.kind for event in find_events(log_of(loss))} == {"loss_spike"}
+
+
+@pytest.mark.parametrize("steps", [300, 1000, 3000])
+def test_slow_rise(steps):
+    loss = np.concatenate([noise(100), np.linspace(2.0, 3.0, steps) + noise(steps, level=0)])
+    event = only(log_of(loss))
+    assert event.kind == "slow_rise"
+    # From 0.25 nats on, seen by a median that lags by 25 steps and is taken every 25.
+    assert 0 <= event.step - (100 + 0.25 * steps) <= 75
+    assert event.height == pytest.approx(1.0, abs=0.15)
+    assert event.recovery is None
+
+
+def test_slow_rise_of_the_gradient_norm_is_relative():
+    rise = np.concatenate([np.ones(100), np.geomspace(1, 5, 900), np.ones(200)])
+    norm = 0.3 * rise * (1 + 0.05 * np.random.default_rng(0).normal(size=1200))
+    (event,) = (event for event in find_events(log_of(None, norm)) if event.kind == "slow_rise")
+    assert event.height == pytest.approx(0.3 * 4, rel=0.15)
+    assert event.recovery is not None
+    assert find_events(log_of(None, norm[:600])) == []  # less than three times
+
+
+def test_attention_alerts():
+    logit = np.full(400, NAN)
+    logit[[9, 19, 29, 39, 49]] = 900.0, 1001.0, 10_001.0, 2000.0, 500.0
+    alert, critical = find_events(log_of(noise(), max_attn_logit=logit))
+    assert (alert.kind, alert.step, alert.value, alert.recovery, alert.length) == (
+        "attention_logit_alert",
+        20,
+        10_001.0,
+        30,
+        21,
+    )
+    assert alert.detail.startswith("alert")
+    assert (critical.step, critical.recovery, critical.length) == (30, 10, 1)
+    assert critical.detail.startswith("critical")
+    at_once = np.full(400, NAN)
+    at_once[100] = INF
+    assert only(log_of(noise(), max_attn_logit=at_once)).detail.startswith("critical")
+
+
+def test_length_counts_steps_not_rows():
+    loss = noise()
+    loss[200:202] = 3.0
+    event = only(Log(10 * np.arange(1, 401), loss, None))
+    assert (event.step, event.length, event.recovery) == (2010, 20, 20)
+    assert (event.lr, event.tokens) == (None, None)
+
+
+def eventful(n=900):
+    rng = np.random.default_rng(7)
+    loss, norm = noise(n), noise(n, level=1, sd=0.08)
+    loss[rng.integers(20, n, 8)] += 2.0
+    norm[rng.integers(20, n, 15)] *= 6
+    loss[350:430] += 0.6
+    loss[[40, 500]], norm[[200, 201]] = NAN, INF
+    loss[550:] += np.linspace(0, 0.8, n - 550)
+    skipped = np.zeros(n, dtype=bool)
+    skipped[[200, 201, 640]] = True
+    logit = np.full(n, NAN)
+    logit[::20] = np.geomspace(10, 3e4, logit[::20].size)
+    return log_of(loss, norm, skipped=skipped, max_attn_logit=logit)
+
+
+@pytest.mark.parametrize("flush", [7, 64])
+def test_flush_by_flush_finds_what_the_end_finds(flush):
+    log = eventful()
+    online = [event for i in range(0, len(log), flush) for event in find_events(log.rows(slice(i + flush)), start=i)]
+    whole = find_events(log)
+    assert {event.kind for event in whole} == {
+        "loss_spike",
+        "grad_norm_spike",
+        "level_shift",
+        "slow_rise",
+        "nonfinite_step",
+        "skipped_step",
+        "attention_logit_alert",
+    }
+    assert Counter((e.kind, e.step) for e in online) == Counter((e.kind, e.step) for e in whole)
+    assert [event.step for event in whole] == sorted(event.step for event in whole)
+
+
+def test_as_dict_is_json():
+    rows = [event.as_dict() for event in find_events(eventful())]
+    assert list(rows[0])[:2] == ["step", "event"]
+    assert json.loads(json.dumps(rows))[-1]["step"] == rows[-1]["step"]
+    assert all(type(row[key]) in (int, type(None)) for row in rows for key in ("step", "length", "recovery", "tokens"))
