@@ -82,7 +82,7 @@ def plain_step(model: nn.Module, precision: str) -> Callable[[Tensor], object]:
     return step
 
 
-def our_step(overrides: list[str], compile: bool = False) -> Callable[[Tensor], object]:
+def our_step(overrides: list[str], compile: str = "off") -> Callable[[Tensor], object]:
     config = compose_jobs(read_command_line(overrides))[0].config
     seams = fill_seams(build_stabilizers(config))
     model = GPT(config.model, seams)

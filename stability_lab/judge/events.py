@@ -24,8 +24,8 @@ from stability_lab.judge.spikes import (
 )
 
 # A spike event is a robust spike that also is this far above the median before it: nats of loss, and part of the
-# gradient norm (1.0: twice the median). Half of it, and the spike is over.
-SPIKE_NATS, SPIKE_PART = 0.1, 1.0
+# gradient norm (2.0: three times the median). Half of it, and the spike is over.
+SPIKE_NATS, SPIKE_PART = 0.1, 2.0
 # A level shift: medians of SHIFT_ROWS before and after differ by this much and by SHIFT_DEVIATIONS, and at least half
 # of it happens within 2 * EDGE_ROWS.
 SHIFT_ROWS, EDGE_ROWS, SHIFT_DEVIATIONS = 50, 10, 3.0
