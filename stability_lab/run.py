@@ -154,6 +154,8 @@ def _finish(
         )
         events = judged.pop("events")
         files.replace_events(events)
+        for note in judged.get("notes", ()):
+            _log.info("note: %s", note)
         summary |= judged | {"events": dict(Counter(event["event"] for event in events))}
         summary["perf/peak_memory_bytes"] = peak_bytes(run.device)
         if run.config.trainer.save_weights and loop.history.n:
