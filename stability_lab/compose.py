@@ -8,6 +8,7 @@ sentence.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from stability_lab.config import ConfigError, TrainConfig, config_dir, did_you_mean, from_plain
 
 STABILIZER = "stabilizer"
+MOST_JOBS = 10_000
 _SHOWS_SOMETHING = ("help", "hydra_help", "cfg", "info", "shell_completion", "version")
 
 
@@ -57,6 +59,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
             flags.append(token)
     if args.config_path is not None or args.experimental_rerun is not None:
         raise ConfigError("--config-path and --experimental-rerun are not supported: add a folder with --config-dir")
+    if args.resolve and args.cfg is None:
+        raise ConfigError("--resolve: goes with --cfg job, which it makes print resolved values")
     folders = [config_dir()]
     search_path = []
     if args.config_dir is not None:
@@ -79,6 +83,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     lines = {o.input_line: o for o in _parse(normal)}
     choices = [_expand(lines[line], groups) for line in normal]
     _check_options(lines.values(), groups)
+    number = math.prod(map(len, choices))
+    if not 1 <= number <= MOST_JOBS:
+        raise ConfigError(f"-m: these values make {number:,} runs; a sweep has 1 to {MOST_JOBS:,}")
     jobs = [[*search_path, *job] for job in itertools.product(*choices)]
     swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
     for job in jobs:
@@ -208,12 +215,20 @@ def _expand(override: Override, groups: Mapping[str, set[str]]) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
     prefix = (override.input_line or "").partition("=")[0]
+    shown = (override.input_line or "").lstrip("+")
     if isinstance(override._value, Glob):
         names = override._value.filter(sorted(groups.get(override.key_or_group, ())))
         if not names:
-            raise ConfigError(f"{override.input_line}: matches no option of a group")
+            raise ConfigError(f"{shown}: matches no option of a group")
         return [f"{prefix}={name}" for name in names]
-    return [f"{prefix}={value}" for value in override.sweep_string_iterator()]
+    if override.is_interval_sweep():
+        raise ConfigError(
+            f"{override.input_line}: an interval has no single values to run; list them, or use range(...)"
+        )
+    values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+    if len(values) > MOST_JOBS:
+        raise ConfigError(f"{shown}: a sweep has 1 to {MOST_JOBS:,} runs")
+    return [f"{prefix}={value}" for value in values]
 
 
 def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]) -> None:

@@ -162,6 +162,8 @@ OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     """The typed and checked configuration of a resolved plain dict; ConfigError for anything that is wrong."""
     config = _typed(TrainConfig, plain, "")
+    if not config.output_dir.strip():
+        raise ConfigError("output_dir is empty: give a folder, such as outputs")
     for key in ("group", "run_name"):
         name = getattr(config, key)
         if name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}", name):

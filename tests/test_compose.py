@@ -328,3 +328,25 @@ def test_a_foreign_class_is_not_imported(folder: Path) -> None:
     composed = one("--config-dir", str(folder), "+stabilizer=evil")
     with pytest.raises(ConfigError, match=re.escape("stabilizer.evil._target_=os.system: must be a class of this")):
         build.build_stabilizers(composed.config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--resolve"], r"^--resolve: goes with --cfg"),
+        (["-m", "seed=range(0,0)"], r"make 0 runs"),
+        (["-m", "seed=range(0,1000000)"], r"^seed=range\(0,1000000\): a sweep has 1 to 10,000 runs"),
+        (
+            ["-m", "optimizer.lr=interval(1e-3,1)"],
+            r"^optimizer\.lr=interval\(1e-3,1\): an interval has no single values",
+        ),
+        (["-m", "seed=range(0,200)", "init_seed=range(0,200)"], r"make 40,000 runs"),
+    ],
+)
+def test_what_cannot_be_a_sweep_is_refused(arguments: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_command_line(arguments)
+
+
+def test_a_range_of_floats_is_a_sweep() -> None:
+    assert len(read_command_line(["-m", "optimizer.weight_decay=range(0,0.3,0.1)"]).jobs) == 3
