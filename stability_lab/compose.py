@@ -222,9 +222,7 @@ def _expand(override: Override, groups: Mapping[str, set[str]]) -> list[str]:
             raise ConfigError(f"{shown}: matches no option of a group")
         return [f"{prefix}={name}" for name in names]
     if override.is_interval_sweep():
-        raise ConfigError(
-            f"{override.input_line}: an interval has no single values to run; list them, or use range(...)"
-        )
+        raise ConfigError(f"{shown}: an interval has no single values to run; list them, or use range(...)")
     values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
     if len(values) > MOST_JOBS:
         raise ConfigError(f"{shown}: a sweep has 1 to {MOST_JOBS:,} runs")
