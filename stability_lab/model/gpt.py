@@ -54,6 +54,10 @@ class GPT(nn.Module):
         self.head = None if config.tied_head else nn.Linear(d, rows, bias=False)
         self.logit_transform = seams.logit_transform
 
+    def extra_repr(self) -> str:
+        owners = (f"{seam} <- {', '.join(names)}" for seam, names in self.seams.owners.items())
+        return f"seams: {'; '.join(owners) or 'all empty'}"
+
     def forward(self, tokens_BT: Tensor, stats: list[AttentionStats] | None = None) -> GPTOutput:
         """`stats`, where given, receives one entry of exact attention statistics a layer."""
         x = self.dropout(self._embed(tokens_BT))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from stability_lab.build import build_model, build_stabilizers, fill_seams
 from stability_lab.model.gpt import GPT, parameter_counts
 from stability_lab.model.init import initialise
 from stability_lab.seams import Seams
@@ -176,3 +177,10 @@ def test_equals_gpt2_with_the_same_weights(build, backend):
         expected = theirs(TOKENS).logits
         assert expected.std() > 0.5
         torch.testing.assert_close(ours(TOKENS).logits_BTV, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_printing_the_model_shows_who_owns_which_seam(tiny_config):
+    config = tiny_config("+stabilizer=[qknorm,zloss]")
+    seams = fill_seams(build_stabilizers(config))
+    assert "seams: loss_terms <- zloss; qk_transform <- qknorm" in repr(build_model(config, 257, seams))
+    assert "seams: all empty" in repr(build_model(tiny_config(), 257, Seams()))

@@ -129,4 +129,9 @@ def test_replaced_files_are_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         files.write_json("summary.json", {"status": "completed"})
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "running"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "events.jsonl", "metrics.jsonl", "summary.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.yaml",
+        "events.jsonl",
+        "metrics.jsonl",
+        "summary.json",
+    ]

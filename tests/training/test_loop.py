@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -206,6 +208,21 @@ def test_an_injected_exception_ends_the_run_at_its_step(prepare):
     result = prepare(*SHORT, "debug.inject=raise@3")
     with pytest.raises(InjectedFault, match="raise@3"):
         result.loop.run()
+    assert [row["step"] for row in result.sink.seen] == [1, 2]
+
+
+def test_an_injected_kill_is_sent_before_its_step(prepare, monkeypatch):
+    sent = []
+
+    def kill(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        raise InjectedFault("a real SIGKILL would not return")
+
+    monkeypatch.setattr(os, "kill", kill)
+    result = prepare(*SHORT, "debug.inject=kill@3")
+    with pytest.raises(InjectedFault):
+        result.loop.run()
+    assert sent == [(os.getpid(), signal.SIGKILL)]
     assert [row["step"] for row in result.sink.seen] == [1, 2]
 
 
