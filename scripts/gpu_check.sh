@@ -29,6 +29,10 @@ while [ "$#" -gt 0 ]; do
         ;;
     esac
 done
+"$python" -c 'import torch' 2>/dev/null || {
+    echo "error: $python has no torch: set PYTHON, for example PYTHON=.venv/bin/python" >&2
+    exit 2
+}
 
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

@@ -5,4 +5,6 @@
 set -euo pipefail
 
 python="$(bash "$(dirname "${BASH_SOURCE[0]}")/setup.sh")"
+# Threads that wait by spinning make a shared machine ten times slower; waiting asleep costs an idle one some percent.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 exec "$python" -m stability_lab train +stabilizer=qknorm "$@"

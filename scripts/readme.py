@@ -36,7 +36,7 @@ def comparison_part(sweep: Path) -> str:
     image = ROOT / "docs" / "images" / "comparison.png"
     image.parent.mkdir(exist_ok=True)
     against_learning_rate(table, image)
-    shown = table.drop(columns=["seed", "scored steps"])
+    shown = table.drop(columns=["seed"])
     picture = "![Validation loss and largest attention logit over learning rate](docs/images/comparison.png)"
     return f"{picture}\n\n{markdown(shown)}"
 

@@ -7,6 +7,8 @@ set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="$(bash "$root/scripts/setup.sh" dev)"
+# Threads that wait by spinning make a shared machine ten times slower; waiting asleep costs an idle one some percent.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 cd "$root"
 
 if [ "$#" -eq 0 ]; then

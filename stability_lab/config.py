@@ -6,6 +6,7 @@ extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ConfigError(ValueError):
@@ -29,11 +30,20 @@ def config_dir() -> Path:
     raise ConfigError(f"the folder configs was found neither in {package} nor beside it: reinstall stability-lab")
 
 
+class Parser(argparse.ArgumentParser):
+    """Of the commands other than `train`: bad arguments are one sentence too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
     known = sorted(known)
     close = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known are {', '.join(known)}" if known else "there is none to set"
 
 
 def _key(
@@ -99,14 +109,14 @@ class ScheduleConfig:
 
 @dataclass
 class TrainerConfig:
-    max_steps: int = _key(ge=1)
+    max_steps: int = _key(ge=1, le=10**9)
     micro_batch_size: int = _key(ge=1)
     grad_accum_steps: int = _key(ge=1)
     grad_clip: float | None = _key(gt=0)  # null: off; the norm is measured all the same
     precision: str = _key(one_of=("fp32", "bf16", "fp16"))
     compile: str = _key(one_of=("off", "block", "full"))
     device: str = _key(one_of=("auto", "cpu", "cuda"))
-    threads: int | None = _key(ge=1)  # CPU threads; null: as many as torch takes
+    threads: int | None = _key(ge=1, le=1024)  # CPU threads; null: as many as torch takes
     deterministic: bool = _key()
     eval_every: int | None = _key(ge=1)  # null: only before and after the run
     eval_sequences: int = _key(ge=1)
@@ -135,9 +145,9 @@ class DebugConfig:
 class TrainConfig:
     """Everything that one run is made of; `build.py` turns it into objects."""
 
-    seed: int = _key(ge=0)
-    init_seed: int | None = _key(ge=0)  # null: seed
-    data_seed: int | None = _key(ge=0)  # null: seed
+    seed: int = _key(ge=0, le=2**62)
+    init_seed: int | None = _key(ge=0, le=2**62)  # null: seed
+    data_seed: int | None = _key(ge=0, le=2**62)  # null: seed
     output_dir: str = _key()
     group: str | None = _key()  # folder below output_dir; null: "runs", or the sweep's name
     run_name: str | None = _key()  # null: made from what varies

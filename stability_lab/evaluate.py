@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability_lab.config import ConfigError, from_plain
+from stability_lab.config import ConfigError, Parser, from_plain
 
 _log = logging.getLogger("stability_lab")
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="stability_lab evaluate",
         description="Validation loss (nats per token) and perplexity of a run's weights, on the validation windows "
         "of its own configuration. The result does not depend on the batch size.",

@@ -40,7 +40,7 @@ def train(argv: Sequence[str]) -> int:
 
 
 def refuse_distributed() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         raise ConfigError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}: training on several processes is not supported; start "
             "python -m stability_lab train without torchrun"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from stability_lab.config import config_dir
+from stability_lab.config import Parser, config_dir
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="stability_lab stabilizers",
         description="Table of all stabilizers: name, seam, parameters with their defaults, papers, attention path. "
         "Select with +stabilizer=NAME, several with '+stabilizer=[A,B]'.",

@@ -159,13 +159,24 @@ def _finish(
         summary |= judged | {"events": dict(Counter(event["event"] for event in events))}
         summary["perf/peak_memory_bytes"] = peak_bytes(run.device)
         if run.config.trainer.save_weights and loop.history.n:
-            save_weights(run.model, files.path / "checkpoints" / "last")
+            try:
+                save_weights(run.model, files.path / "checkpoints" / "last")
+            except Exception as error:  # a full disk, which safetensors wraps in an error of its own
+                reason = f"the weights could not be saved: {str(error).splitlines()[0]}"
+                summary |= {"status": "failed", "exit_code": 1}
+                _log.error("failed: %s", reason)
         # The judge has the last word: a finite divergence ends a run as a non-finite one does.
-        if status == "completed" and summary["verdict"] == "diverged":
+        if summary["status"] == "completed" and summary["verdict"] == "diverged":
             summary |= {"status": "diverged", "exit_code": EXIT_CODES["diverged"]}
     if reason is not None:
         summary["ended_by"] = reason
-    files.write_json("summary.json", summary)
+    try:
+        files.write_json("summary.json", summary)
+    except OSError as error:
+        _log.error(
+            "failed: summary.json could not be written (%s); metrics.jsonl has what was measured", error.strerror
+        )
+        summary |= {"status": "failed", "exit_code": 1}
     if tracker is not None:
         tracker.finish(_flat(summary), summary["exit_code"])
     if loop is not None:
@@ -193,8 +204,9 @@ def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
     for line in overrides:
         key, _, value = line.lstrip("+~").partition("=")
         group, _, option = key.partition(".")
-        if group != "stabilizer" or option.split(".")[0] in config.stabilizer:
-            pairs.setdefault(key, value)
+        unused = group == "stabilizer" and option.split(".")[0] not in config.stabilizer
+        if not unused and key not in ("optimizer.lr", "seed"):
+            pairs[key] = value
     return run_name(config.stabilizer, pairs.items(), digest)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stability_lab.analysis.logs import NamedLog, read_log, read_metric, stride_of
 from stability_lab.analysis.sources import run_folder, shown
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, Parser
 from stability_lab.judge.judge import judge
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
@@ -24,7 +24,7 @@ _WORST_FIRST = ("diverged", "no_learning", "spiky", "stable")
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="stability_lab score",
         description="Verdict, spike scores and events of training logs: a run's folder, CSV, JSONL, trainer_state.json "
         "of transformers, Parquet, TensorBoard event files or an offline .wandb run.",

@@ -18,8 +18,7 @@ def comparison(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def _row(run: RunRecord) -> dict[str, Any]:
     summary = run.summary
-    final = summary.get("final", {})
-    spikes = summary.get("scores", {}).get("grad_norm", {}).get("olmo_core", {})
+    final, events = summary.get("final", {}), summary.get("events", {})
     return {
         "stabilizer": run.stabilizers,
         "lr": run.lr,
@@ -27,8 +26,7 @@ def _row(run: RunRecord) -> dict[str, Any]:
         "val/loss": final.get("val/loss"),
         "val/ppl": final.get("val/ppl"),
         "largest attention logit": summary.get("max_attn_logit"),
-        "grad-norm spikes": spikes.get("n_spikes"),
-        "scored steps": spikes.get("n_scored"),
+        "spike events": events.get("grad_norm_spike", 0) + events.get("loss_spike", 0),
         "verdict": summary.get("verdict"),
     }
 

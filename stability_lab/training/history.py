@@ -31,7 +31,7 @@ class History:
     """Series of up to `max_steps` steps, and the newest, first and best measurements."""
 
     def __init__(self, max_steps: int):
-        self._series = {name: np.full(max_steps, math.nan) for name in SERIES}
+        self._series = {name: np.full(min(max_steps, 4096), math.nan) for name in SERIES}
         self.n = 0
         self.tokens_per_s: list[float] = []
         self.initial: Row = {}
@@ -39,6 +39,8 @@ class History:
         self.best: Row = {}
 
     def add(self, row: Mapping[str, Any]) -> None:
+        if self.n == len(self._series["step"]):
+            self._series = {name: np.concatenate((x, np.full_like(x, math.nan))) for name, x in self._series.items()}
         for name, key in SERIES.items():
             value = row.get(key)
             self._series[name][self.n] = math.nan if value is None else value
