@@ -163,15 +163,21 @@ def _groups(folders: Iterable[Path]) -> dict[str, set[str]]:
 
 
 def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> list[str]:
-    """All `stabilizer=` folded into one, and every value forced, so that unknown keys reach our own check."""
+    """All `stabilizer=` folded into the first, and every value forced, so that unknown keys reach our own check.
+
+    A sweep runs in the order in which it was written: with the stabilizers last, runs that will be compared follow
+    each other, and a machine that is slower for an hour is so for all of them.
+    """
     folded: list[list[str]] = []
-    lines = []
+    lines: list[str] = []
+    place = 0
     for override in overrides:
         key = override.key_or_group
         line = override.input_line or ""
         if override.package is not None and (key == STABILIZER or key not in groups):
             raise ConfigError(f"{line}: '@{override.package}' has no meaning here; leave it out")
         if key == STABILIZER and not override.is_delete():
+            place = place if folded else len(lines)
             folded.append(_stabilizer_lists(override, groups[STABILIZER]))
         elif key in groups or key.split("/")[0].split(".")[0] == "hydra" or override.is_delete():
             lines.append(line)
@@ -183,7 +189,7 @@ def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> lis
             for parts in itertools.product(*folded)
         }
         values = [f"[{names}]" if names else "none" for names in combined]
-        lines.insert(0, f"+{STABILIZER}={','.join(values)}")
+        lines.insert(place, f"+{STABILIZER}={','.join(values)}")
     return lines
 
 
