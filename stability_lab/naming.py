@@ -36,9 +36,10 @@ def run_name(stabilizers: Iterable[str], overrides: Iterable[tuple[str, str]], f
 
 
 def sweep_name(keys: Iterable[str], overrides: Iterable[str]) -> str:
-    """`sweep_stabilizer_lr_0a1b2c3d`: what is swept, and a hash of the whole command."""
+    """`sweep_stabilizer_lr_0a1b2c3d`: what is swept, and a hash of the whole command, whatever its order."""
     digest = hashlib.sha256("\0".join(sorted(overrides)).encode()).hexdigest()
-    return _with_hash(["sweep", *(slug(key.split(".")[-1]) for key in keys)], digest[:8])
+    ordered = sorted(keys, key=lambda key: (key != "stabilizer", key))
+    return _with_hash(["sweep", *(slug(key.split(".")[-1]) for key in ordered)], digest[:8])
 
 
 def _with_hash(parts: list[str], digest: str) -> str:

@@ -48,7 +48,8 @@ def test_multirun_may_stand_anywhere(flag: str, place: int) -> None:
     assert command.multirun
     assert command.flags == [flag]
     assert len(command.jobs) == 4
-    assert command.swept == ["stabilizer", "seed"]
+    assert command.swept == ["seed", "stabilizer"]
+    assert [job[0] for job in command.jobs] == ["++seed=1", "++seed=1", "++seed=2", "++seed=2"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -48,7 +48,7 @@ def test_long_names_are_cut_but_keep_their_hash() -> None:
 def test_sweep_name_depends_on_the_whole_command_but_not_on_its_order() -> None:
     name = sweep_name(["stabilizer", "optimizer.lr"], ["stabilizer=a,b", "optimizer.lr=1,2"])
     assert re.fullmatch(r"sweep_stabilizer_lr_[0-9a-f]{8}", name)
-    assert sweep_name(["stabilizer", "optimizer.lr"], ["optimizer.lr=1,2", "stabilizer=a,b"]) == name
+    assert sweep_name(["optimizer.lr", "stabilizer"], ["optimizer.lr=1,2", "stabilizer=a,b"]) == name
     assert sweep_name(["stabilizer", "optimizer.lr"], ["optimizer.lr=1,3", "stabilizer=a,b"]) != name
 
 

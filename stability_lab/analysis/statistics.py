@@ -1,0 +1,156 @@
+"""Intervals, tests and sample sizes for means over seeds. NaN never enters: callers leave diverged runs out.
+
+Everything is two-sided at 95% unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+POWER = 0.8
+# Beyond this a power calculation says only that the difference is no longer worth looking for.
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean of `n` values; `low` and `high` are None for one value, which has no interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def half(self) -> float | None:
+        return None if self.high is None else self.high - self.value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a - b. `p` and the interval are None with one pair. `seeds_needed`: as many in each arm give a test of
+    80% power for a difference of this size, were it the true one; None without a p or where it is already significant.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    n: int
+    method: Literal["paired", "welch"]
+    seeds_needed: int | None = None
+
+    @property
+    def identical(self) -> bool:
+        """All pairs are equal: with the same batches a sign that nothing acts."""
+        return self.method == "paired" and self.value == 0 and self.low in (0, None)
+
+
+def t_interval(values: Sequence[float]) -> Mean:
+    """Mean with Student's interval. Raises `ValueError` for no value or one that is not finite."""
+    x = _finite(values)
+    mean, n = float(x.mean()), len(x)
+    if n == 1:
+        return Mean(mean, None, None, 1)
+    half = _critical(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
+    return Mean(mean, mean - half, mean + half, n)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """a - b over pairs, with Student's paired test. Raises `ValueError` unless as many values, one at least."""
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} values are no pairs")
+    d = _finite(a) - _finite(b)
+    mean = t_interval(d.tolist())
+    spread = float(d.std(ddof=1)) if len(d) > 1 else 0.0
+    if len(d) == 1:
+        p = None
+    elif spread == 0:
+        # No spread at all: the t statistic is 0/0 or infinite, and scipy would warn of it.
+        p = 1.0 if mean.value == 0 else 0.0
+    else:
+        p = float(2 * stats.t.sf(abs(mean.value) / (spread / math.sqrt(len(d))), len(d) - 1))
+    needed = paired_seeds(mean.value, spread) if p is not None and p > 1 - LEVEL else None
+    return Difference(mean.value, mean.low, mean.high, p, len(d), "paired", needed)
+
+
+def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """a - b of unpaired values with unequal variances (Welch). No interval unless both have two values."""
+    x, y = _finite(a), _finite(b)
+    value, n = float(x.mean() - y.mean()), min(len(x), len(y))
+    if n < 2:
+        return Difference(value, None, None, None, n, "welch")
+    vx, vy = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
+    error = math.sqrt(vx + vy)
+    if error == 0:
+        return Difference(value, value, value, 1.0 if value == 0 else 0.0, n, "welch")
+    df = (vx + vy) ** 2 / (vx**2 / (len(x) - 1) + vy**2 / (len(y) - 1))
+    p = float(2 * stats.t.sf(abs(value) / error, df))
+    half = _critical(df) * error
+    spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2)
+    needed = unpaired_seeds(value, spread) if p > 1 - LEVEL else None
+    return Difference(value, value - half, value + half, p, n, "welch", needed)
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """p values adjusted for their number by Holm's step-down rule; None stays None and does not count."""
+    known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    adjusted: list[float | None] = [None] * len(ps)
+    highest = 0.0
+    for rank, (p, i) in enumerate(known):
+        highest = max(highest, min(1.0, (len(known) - rank) * p))
+        adjusted[i] = highest
+    return adjusted
+
+
+def paired_seeds(effect: float, spread: float, power: float = POWER) -> int | None:
+    """Pairs needed to find a true mean difference `effect` of standard deviation `spread`; None above 1,000."""
+    return _smallest_n(abs(effect) / spread, lambda n: n - 1, math.sqrt, power) if spread > 0 else None
+
+
+def unpaired_seeds(effect: float, spread: float, power: float = POWER) -> int | None:
+    """Values needed in each of two equal samples; None above 1,000."""
+    return (
+        _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power) if spread > 0 else None
+    )
+
+
+def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
+    """Chance that a two-sided t-test finds an effect of this non-centrality."""
+    limit = _critical(df, level)
+    return float(stats.nct.sf(limit, df, noncentrality) + stats.nct.cdf(-limit, df, noncentrality))
+
+
+def _smallest_n(size: float, df, root, power: float) -> int | None:
+    if size == 0:
+        return None
+    low, high = 2, 2
+    while t_power(size * root(high), df(high)) < power:
+        if high > MOST_SEEDS:
+            return None
+        low, high = high, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        if t_power(size * root(middle), df(middle)) < power:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low <= MOST_SEEDS else None
+
+
+def _critical(df: float, level: float = LEVEL) -> float:
+    return float(stats.t.ppf((1 + level) / 2, df))
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    x = np.asarray(values, dtype=float)
+    if x.size == 0 or not np.isfinite(x).all():
+        raise ValueError(f"{x.size} values, all of which must be finite")
+    return x

@@ -1,0 +1,90 @@
+"""The commands of the next runs: learning rates that would tell most, and seeds that would tell arms apart."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from stability_lab.analysis.comparison import Comparison
+from stability_lab.analysis.grouping import LR
+from stability_lab.analysis.ladders import next_learning_rates
+from stability_lab.analysis.runs import RunRecord
+
+MOST_NEW_SEEDS = 5
+_OWN = ("stabilizer", LR, "seed", "init_seed", "data_seed", "group", "run_name", "if_exists", "resume", "output_dir")
+
+
+def suggest(comparison: Comparison) -> list[str]:
+    """Lines to read, and commands to run: one for each set of arms that share all other overrides."""
+    runs = [run for cell in comparison.grouping.cells for run in cell.runs]
+    if not all(isinstance(run.manifest.get("overrides"), list) for run in runs):
+        return ["No command: some of these runs were not made by `train`, so their overrides are not known."]
+    seeds = sorted({run.seed for run in runs if isinstance(run.seed, int)})
+    lrs = sorted({lr for run in runs if (lr := run.lr) is not None})
+    lines: list[str] = []
+    new_lrs = sorted({lr for ladder in comparison.ladders for lr in next_learning_rates(ladder)})
+    if new_lrs:
+        lines.append("Learning rates, the same for every arm, so that their sensitivities stay comparable:")
+        lines += _commands(runs, new_lrs, seeds)
+    more = _new_seeds(comparison, seeds)
+    if more:
+        lines.append(f"Seeds, for {_reason(comparison)}:")
+        lines += _commands(runs, lrs, more)
+    return lines or ["Nothing: every difference is resolved, and no better learning rate is in sight."]
+
+
+def _new_seeds(comparison: Comparison, seeds: Sequence[int]) -> list[int]:
+    wanted = 0
+    for row in comparison.rows:
+        difference = row.difference
+        if difference is None or difference.identical:
+            continue
+        if difference.p is None:
+            wanted = max(wanted, 2)
+        elif difference.seeds_needed is not None:
+            wanted = max(wanted, difference.seeds_needed - difference.n)
+    first = max(seeds, default=-1) + 1
+    return list(range(first, first + min(wanted, MOST_NEW_SEEDS)))
+
+
+def _reason(comparison: Comparison) -> str:
+    if any(row.difference and row.difference.p is None for row in comparison.rows):
+        return "intervals and tests, which one seed cannot give"
+    needed = max(row.difference.seeds_needed or 0 for row in comparison.rows if row.difference)
+    return f"differences that are not resolved (the hardest would need {needed} seeds; {MOST_NEW_SEEDS} at a time)"
+
+
+def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[int]) -> list[str]:
+    """One multirun for each set of further overrides; stabilizers last, so that compared runs follow each other."""
+    arms: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
+    for run in runs:
+        arms[tuple(_further(run))][_stabilizers(run)] = None
+    lines = []
+    for further, stabilizers in arms.items():
+        words = ["python", "-m", "stability_lab", "train", "-m"]
+        words += [f"seed={','.join(map(str, seeds))}"] if seeds else []
+        words += [f"optimizer.lr={','.join(f'{lr:g}' for lr in lrs)}"] if lrs else []
+        words += [f"+stabilizer={','.join(stabilizers)}", *further, *_place(runs)]
+        lines.append("  " + shlex.join(words))
+    return lines
+
+
+def _stabilizers(run: RunRecord) -> str:
+    names = sorted(map(str, run.stabilizer_options))
+    return f"[{','.join(names)}]" if len(names) > 1 else names[0] if names else "none"
+
+
+def _further(run: RunRecord) -> Iterable[str]:
+    for override in run.manifest["overrides"]:
+        text = str(override)
+        key, equals, value = text.lstrip("+").partition("=")
+        if key not in _OWN and not key.startswith("hydra"):
+            yield f"{key}{equals}{value}" if not text.startswith("~") else text
+
+
+def _place(runs: Sequence[RunRecord]) -> list[str]:
+    groups = {str(run.manifest.get("group")) for run in runs}
+    places = {str(run.config.get("output_dir", "outputs")) for run in runs}
+    words = [f"output_dir={next(iter(places))}"] if len(places) == 1 and places != {"outputs"} else []
+    return words + ([f"group={next(iter(groups))}"] if len(groups) == 1 else [])
