@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,12 +15,23 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab train [+stabilizer=NAME] [key=value ...]   train one run; -m sweeps over a,b,c values
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
+  python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
+  python -m stability_lab runs [DIR] [--status S]                    all runs that are found
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-COMMANDS = ("train", "plan", "evaluate", "score", "stabilizers")
+# Command -> the module whose `main(arguments)` does it.
+COMMANDS = {
+    "train": "launch",
+    "plan": "plan",
+    "evaluate": "evaluate",
+    "compare": "compare",
+    "runs": "runs",
+    "score": "score",
+    "stabilizers": "listing",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,29 +59,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
-    if command == "train":
-        from stability_lab.launch import train
-
-        return train(arguments)
-    if command == "plan":
-        from stability_lab.launch import refuse_distributed
-        from stability_lab.plan import main as plan
-
-        refuse_distributed()
-        return plan(arguments)
-    if command == "evaluate":
-        from stability_lab.evaluate import main as evaluate
-
-        return evaluate(arguments)
-    if command == "score":
-        from stability_lab.score import main as score
-
-        return score(arguments)
-    if command == "stabilizers":
-        from stability_lab.listing import main as stabilizers
-
-        return stabilizers(arguments)
-    raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
+    if command not in COMMANDS:
+        raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
+    return importlib.import_module(f"stability_lab.{COMMANDS[command]}").main(arguments)
 
 
 def _console() -> None:

@@ -19,7 +19,7 @@ _log = logging.getLogger("stability_lab")
 JOBS = "jobs.jsonl"  # in a sweep's folder: one line a finished job
 
 
-def train(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code. ConfigError before anything is created."""
     refuse_distributed()
     command = read_command_line(argv)

@@ -43,7 +43,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def text(comparison: Comparison) -> str:
     parts = [_opening(comparison), _checks_text(comparison)]
-    parts += [_text_table(table) for table in tables(comparison)]
+    parts += [text_table(table) for table in tables(comparison)]
     parts.append(_listing("Decision", decision(comparison)))
     parts.append(_listing("Notes", comparison.notes))
     return "\n\n".join(part for part in parts if part)
@@ -82,15 +82,15 @@ def csv(comparison: Comparison) -> str:
 def to_json(comparison: Comparison, command: str) -> str:
     """All that was computed. What is undefined is null; infinities and NaN stand as the words Infinity and NaN."""
     content = {"command": command, **as_dict(comparison), "decision": decision(comparison)}
-    return json.dumps(_words_for_nonfinite(content), indent=2, allow_nan=False)
+    return json.dumps(words_for_nonfinite(content), indent=2, allow_nan=False)
 
 
-def _words_for_nonfinite(value: Any) -> Any:
+def words_for_nonfinite(value: Any) -> Any:
     """JSON has no infinity: other programs must be able to read this."""
     if isinstance(value, dict):
-        return {str(key): _words_for_nonfinite(item) for key, item in value.items()}
+        return {str(key): words_for_nonfinite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_words_for_nonfinite(item) for item in value]
+        return [words_for_nonfinite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -342,7 +342,7 @@ def _listing(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *(f"- {shown(line)}" for line in lines)]) if lines else ""
 
 
-def _text_table(table: Table) -> str:
+def text_table(table: Table) -> str:
     lines = [[shown(cell) for cell in line] for line in (table.header, *table.rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     shown_lines = ["  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)) for line in lines]
