@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability_lab.analysis import tables
+from stability_lab.analysis import report
 from stability_lab.analysis.comparison import Comparison, compare
 from stability_lab.analysis.figures import FORMATS, draw
 from stability_lab.analysis.runs import RunRecord, find_runs
@@ -65,7 +65,11 @@ def _parser() -> Parser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures into this folder")
     parser.add_argument(
-        "--figure-format", choices=FORMATS, action="append", metavar="FORMAT", help="png (default), svg or pdf; may be repeated"
+        "--figure-format",
+        choices=FORMATS,
+        action="append",
+        metavar="FORMAT",
+        help="png (default), svg or pdf; may be repeated",
     )
     parser.add_argument("--suggest", action="store_true", help="print the commands for the next runs")
     parser.add_argument("--wandb", action="store_true", help="make a workspace and a report in Weights & Biases")
@@ -97,8 +101,10 @@ def _local(given: str) -> list[Path]:
 
 def _render(name: str, comparison: Comparison, command: str) -> str:
     if name == "json":
-        return tables.to_json(comparison, command)
-    return {"table": tables.text, "md": tables.markdown, "latex": tables.latex, "csv": tables.csv}[name](comparison).rstrip()
+        return report.to_json(comparison, command)
+    return {"table": report.text, "md": report.markdown, "latex": report.latex, "csv": report.csv}[name](
+        comparison
+    ).rstrip()
 
 
 def _write(path: Path, made: str) -> None:
@@ -118,7 +124,7 @@ def _publish(
     content = {
         "title": f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
         "command": command,
-        "markdown": tables.markdown(comparison),
+        "markdown": report.markdown(comparison),
         "group": groups,
         "metric": comparison.metric,
         "by": list(comparison.grouping.by),

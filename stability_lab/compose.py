@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,14 @@ class Composed(NamedTuple):
     config: TrainConfig
     plain: dict[str, Any]  # the same as a plain dict: what config.yaml, fingerprint and tracker get
     notices: tuple[str, ...]
+
+
+def refuse_distributed() -> None:
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise ConfigError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: training on several processes is not supported; start "
+            "python -m stability_lab train without torchrun"
+        )
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stability_lab.compose import CommandLine, Composed, checked, compose_jobs, read_command_line
+from stability_lab.compose import CommandLine, Composed, checked, compose_jobs, read_command_line, refuse_distributed
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.naming import sweep_name
 
@@ -37,14 +37,6 @@ def main(argv: Sequence[str]) -> int:
     if not command.multirun:
         return _run_hydra(command, [])
     return _sweep(command, composed)
-
-
-def refuse_distributed() -> None:
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: training on several processes is not supported; start "
-            "python -m stability_lab train without torchrun"
-        )
 
 
 def _check_composition(command: CommandLine) -> None:

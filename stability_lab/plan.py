@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stability_lab.compose import CommandLine, compose_jobs, read_command_line
+from stability_lab.compose import CommandLine, compose_jobs, read_command_line, refuse_distributed
 from stability_lab.config import ConfigError, TrainConfig
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ SWEEP_BUDGET_S = 300.0  # after that, the remaining jobs of a sweep are scaled b
 
 def main(argv: Sequence[str]) -> int:
     started = time.perf_counter()
+    refuse_distributed()
     output, rest = _options(argv)
     if output is None:
         print(HELP, end="")

@@ -19,7 +19,7 @@ _FORMATS = {"lr": "g", "val/loss": ".4f", "largest attn logit": ",.4g", "tokens/
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = Parser(prog="stability_lab runs", description="A table of all runs at or below a folder, the oldest first.")
+    parser = Parser(prog="stability_lab runs", description="All runs at or below a folder, the oldest first.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="default: outputs")
     parser.add_argument("--status", choices=STATUSES, action="append", help="only runs of this status; may be repeated")
     parser.add_argument("--format", choices=("table", "md", "csv", "json"), default="table")

@@ -26,7 +26,7 @@ LAYERS: tuple[set[str], ...] = (
     {"diagnostics", "analysis"},
     {"training", "record"},
     {"build", "monitor"},
-    {"cost", "run", "evaluate", "listing", "score"},
+    {"compare", "cost", "run", "evaluate", "listing", "runs", "score"},
     {"plan"},
     {"launch"},
     {"cli"},

@@ -68,9 +68,7 @@ FACTS = (
 
 def checks(grouping: Grouping) -> list[Check]:
     """What the runs share, setting by setting: runs in different settings are never compared with each other."""
-    settings = [
-        [run for cell in cells.values() for run in cell.ended] for _, cells in grouping.settings()
-    ]
+    settings = [[run for cell in cells.values() for run in cell.ended] for _, cells in grouping.settings()]
     arms = {id(run): cell.arm for cell in grouping.cells for run in cell.runs}
     found = [_init(grouping)]
     for fact in FACTS:

@@ -27,6 +27,8 @@ from stability_lab.config import ConfigError, did_you_mean
 # Preferred first: the definition of the first paper that every run of the table is long enough for.
 DEFINITIONS = ("olmo2", "olmo_core", "robust")
 DEGRADED_NATS, DEGRADED_LOGIT = 0.1, 1e4
+# Speeds of runs that compute the same should not differ by more: beyond, the machine was busy with other work.
+BUSY_RATIO = 1.25
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def compare(
         paired=paired,
         ladders=tuple(ladders(grouping, metric, paired)),
         factorials=tuple(factorials(grouping, metric)),
-        notes=tuple([*grouping.notes, *_notes(grouping, rows, metric, paired)]),
+        notes=(*grouping.notes, *_notes(grouping, rows, metric, paired)),
     )
 
 
@@ -256,6 +258,12 @@ def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -
     bare = [run for cell in cells for run in cell.finite if run.metric(metric) is None]
     if bare:
         notes.append(f"{len(bare)} runs have no {metric}: {_names(bare)}")
+    busiest = max((_speed_ratio(cell) for cell in cells), default=1.0)
+    if busiest > BUSY_RATIO:
+        notes.append(
+            f"tokens/s of runs that compute the same differ by up to a factor of {busiest:.1f}, as on a busy machine: "
+            "what an arm costs is not measured well here"
+        )
     compared = [row.difference for row in rows if row.difference]
     if compared and not paired:
         notes.append(
@@ -264,6 +272,11 @@ def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -
     elif any(difference.method == "welch" for difference in compared):
         notes.append("where arms have no seed in common, differences are tested between independent samples (Welch)")
     return notes
+
+
+def _speed_ratio(cell: Cell) -> float:
+    speeds = _values(cell.ended, "tokens_per_s")
+    return max(speeds) / min(speeds) if speeds and min(speeds) > 0 else 1.0
 
 
 def _names(runs: Sequence[RunRecord], most: int = 3) -> str:

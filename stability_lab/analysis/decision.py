@@ -60,8 +60,10 @@ def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder) -
 def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
     assert row.difference is not None
     words = finding(row)
-    yield f"{_amount(row.difference, row.p_holm)} {comparison.grouping.baseline}" if words in ("lower", "higher") else (
-        words if words.startswith(("identical", "no ")) else f"{row.difference.value:+.4f}, {words}"
+    yield (
+        f"{_amount(row.difference, row.p_holm)} {comparison.grouping.baseline}"
+        if words in ("lower", "higher")
+        else (words if words.startswith(("identical", "no ")) else f"{row.difference.value:+.4f}, {words}")
     )
     base = [r for r in comparison.rows if r.is_baseline and dict(r.cell.setting) == dict(row.cell.setting)]
     yield from _diverged([row], base)

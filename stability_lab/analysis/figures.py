@@ -40,3 +40,10 @@ def against_learning_rate(table: pd.DataFrame, path: Path) -> None:
             axes.grid(alpha=0.25, linewidth=0.5)
         figure.axes[0].legend(frameon=False)
         figure.savefig(path, dpi=150)
+
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def draw(comparison, folder, formats):
+    return []

@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """`by`: the keys whose values make an arm; `setting`: the other keys that vary; `confounded`: key -> value by arm."""
+    """`by`: keys whose values make an arm; `setting`: the other keys that vary; `confounded`: key -> value by arm."""
 
     by: tuple[str, ...]
     setting: tuple[str, ...]
@@ -156,10 +156,10 @@ def _known(key: str, facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _default_by(varying: Sequence[str]) -> tuple[str, ...]:
-    """Stabilizers where they vary; else all that varies but the learning rate; else that."""
-    if STABILIZER in varying or not varying:
+    """Stabilizers where they vary; else all that varies but the learning rate, over which an arm has a ladder."""
+    if STABILIZER in varying:
         return (STABILIZER,)
-    return tuple(key for key in varying if key != LR) or (LR,)
+    return tuple(key for key in varying if key != LR) or (STABILIZER,)
 
 
 def _label(keys: Sequence[str], fact: Mapping[str, Any]) -> str:

@@ -189,5 +189,5 @@ def next_learning_rates(ladder: Ladder) -> list[float]:
             wanted.append(math.sqrt(bracket.low * bracket.high))
         elif bracket.low is None and bracket.high is not None:
             wanted.append(bracket.high / step)
-    rounded = (float(f"{lr:.2g}") for lr in wanted)
-    return sorted(dict.fromkeys(lr for lr in rounded if not any(math.isclose(lr, known, rel_tol=0.02) for known in lrs)))
+    rounded = {float(f"{lr:.2g}") for lr in wanted}
+    return sorted(lr for lr in rounded if not any(math.isclose(lr, known, rel_tol=0.02) for known in lrs))

@@ -6,7 +6,7 @@ Everything is two-sided at 95% unless said otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,9 +117,9 @@ def paired_seeds(effect: float, spread: float, power: float = POWER) -> int | No
 
 def unpaired_seeds(effect: float, spread: float, power: float = POWER) -> int | None:
     """Values needed in each of two equal samples; None above 1,000."""
-    return (
-        _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power) if spread > 0 else None
-    )
+    if spread <= 0:
+        return None
+    return _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power)
 
 
 def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
@@ -128,7 +128,7 @@ def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
     return float(stats.nct.sf(limit, df, noncentrality) + stats.nct.cdf(-limit, df, noncentrality))
 
 
-def _smallest_n(size: float, df, root, power: float) -> int | None:
+def _smallest_n(size: float, df: Callable[[int], int], root: Callable[[int], float], power: float) -> int | None:
     if size == 0:
         return None
     low, high = 2, 2

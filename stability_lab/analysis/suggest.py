@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stability_lab.analysis.comparison import Comparison
 from stability_lab.analysis.grouping import LR
@@ -59,7 +59,7 @@ def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[i
     """One multirun for each set of further overrides; stabilizers last, so that compared runs follow each other."""
     arms: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for run in runs:
-        arms[tuple(_further(run))][_stabilizers(run)] = None
+        arms[_further(run)][_stabilizers(run)] = None
     lines = []
     for further, stabilizers in arms.items():
         words = ["python", "-m", "stability_lab", "train", "-m"]
@@ -75,12 +75,15 @@ def _stabilizers(run: RunRecord) -> str:
     return f"[{','.join(names)}]" if len(names) > 1 else names[0] if names else "none"
 
 
-def _further(run: RunRecord) -> Iterable[str]:
-    for override in run.manifest["overrides"]:
-        text = str(override)
-        key, equals, value = text.lstrip("+").partition("=")
+def _further(run: RunRecord) -> tuple[str, ...]:
+    """What else was asked for; of a key that was given twice the last value, as Hydra does."""
+    chosen: dict[str, str] = {}
+    for override in map(str, run.manifest["overrides"]):
+        key, equals, value = override.lstrip("+").partition("=")
         if key not in _OWN and not key.startswith("hydra"):
-            yield f"{key}{equals}{value}" if not text.startswith("~") else text
+            chosen.pop(key, None)
+            chosen[key] = f"{key}{equals}{value}"
+    return tuple(sorted(chosen.values()))
 
 
 def _place(runs: Sequence[RunRecord]) -> list[str]:
