@@ -49,6 +49,12 @@ TEST_EMBED_SCALE, TEST_PADDED_VOCAB = "tests/stabilizers/test_embed_scale.py", "
 TEST_BACKENDS, TEST_PROBE = "tests/model/test_backends.py", "tests/diagnostics/test_probe.py"
 TEST_ATTENTION, TEST_INIT = "tests/model/test_attention.py", "tests/model/test_init.py"
 TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizer.py"
+COMPARISON, STATISTICS = "stability_lab/analysis/comparison.py", "stability_lab/analysis/statistics.py"
+COMPARABILITY, GROUPING = "stability_lab/analysis/comparability.py", "stability_lab/analysis/grouping.py"
+LADDERS, FACTORIAL = "stability_lab/analysis/ladders.py", "stability_lab/analysis/factorial.py"
+TEST_COMPARE, TEST_STATISTICS = "tests/analysis/test_compare_runs.py", "tests/analysis/test_statistics.py"
+TEST_GROUPING, TEST_LADDERS = "tests/analysis/test_grouping.py", "tests/analysis/test_ladders.py"
+TEST_FACTORIAL = "tests/analysis/test_factorial.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
@@ -283,6 +289,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "independent_weight_decay",
         f"{TEST_OPTIMIZER}::test_decay_of_one_step_without_gradient",
     ),
+    # compare: pairs by seed, intervals, corrections, what is left out of a mean, and what takes pairs away.
+    Mutant(
+        COMPARISON,
+        "own[seed] for seed in common], [other[seed]",
+        "own[seed] for seed in own], [other[seed]",
+        TEST_COMPARE,
+    ),
+    Mutant(COMPARISON, "_values(cell.finite, metric)\n    mean", "_values(cell.ended, metric)\n    mean", TEST_COMPARE),
+    Mutant(COMPARISON, "value > best + DEGRADED_NATS", "value > best", TEST_COMPARE),
+    Mutant(STATISTICS, "(len(known) - rank) * p", "len(known) * p", TEST_STATISTICS),
+    Mutant(STATISTICS, "float(d.std(ddof=1)) if len(d) > 1", "float(d.std()) if len(d) > 1", TEST_STATISTICS),
+    Mutant(STATISTICS, "_critical(n - 1)", "_critical(n)", TEST_STATISTICS),
+    Mutant(STATISTICS, "math.sqrt(n / 2)", "math.sqrt(n)", TEST_STATISTICS),
+    Mutant(COMPARABILITY, "init_a[name] != init_b[name]", "False", TEST_COMPARE),
+    Mutant(
+        COMPARABILITY, "check.unpairs and check.same is not True", "check.unpairs and check.same is False", TEST_COMPARE
+    ),
+    Mutant(GROUPING, "all(len(values) == 1 for values in within.values())", "False", TEST_GROUPING),
+    Mutant(GROUPING, "(run.ended, str(run.manifest.get", "(str(run.manifest.get", TEST_GROUPING),
+    Mutant(
+        LADDERS, "math.nan if value is None and run.diverged", "None if value is None and run.diverged", TEST_LADDERS
+    ),
+    Mutant(LADDERS, 'low and run.verdict == "no_learning"', 'run.verdict == "no_learning"', TEST_LADDERS),
+    Mutant(FACTORIAL, "1.0 if f in on else -1.0", "1.0 if f in on else 0.0", TEST_FACTORIAL),
 )
 
 

@@ -1,22 +1,32 @@
 """Fills the generated parts of README.md: the table of stabilizers and, from a sweep's folder, the comparison.
 
 python scripts/readme.py                  the table of stabilizers
-python scripts/readme.py SWEEP            also the comparison, with docs/images/comparison.png
+python scripts/readme.py SWEEP            also the comparison, with docs/images/comparison.png and curves.png
 """
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
-from stability_lab.analysis.figures import against_learning_rate
+from stability_lab.analysis.comparison import compare
+from stability_lab.analysis.decision import decision
+from stability_lab.analysis.figures import draw
+from stability_lab.analysis.report import tables
 from stability_lab.analysis.runs import find_runs
-from stability_lab.analysis.tables import comparison, markdown
+from stability_lab.analysis.tables import Table, escape_markdown, markdown_table
 from stability_lab.listing import stabilizers
 
 ROOT = Path(__file__).resolve().parent.parent
+IMAGES = {"loss_over_lr": "comparison", "curves": "curves"}
+ALT = {
+    "loss_over_lr": "Validation loss and largest attention logit over learning rate, for each stabilizer",
+    "curves": "Training loss and gradient norm over steps at the highest learning rate, for each stabilizer",
+}
 
 
 def stabilizer_table() -> str:
-    lines = ["| name | seam | parameters | attention | papers | what it does |", "|---|---|---|---|---|---|"]
+    rows = []
     for row in stabilizers():
         parameters = " ".join(f"{key}={value}" for key, value in row["parameters"].items())
         cells = [
@@ -27,18 +37,27 @@ def stabilizer_table() -> str:
             row["paper"] if row["paper"] != "-" else "–",
             row["summary"],
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append("| " + " | ".join(cells) + " |")
+    head = "| name | seam | parameters | attention | papers | what it does |\n|---|---|---|---|---|---|"
+    return "\n".join([head, *rows])
 
 
 def comparison_part(sweep: Path) -> str:
-    table = comparison(find_runs([sweep]))
-    image = ROOT / "docs" / "images" / "comparison.png"
-    image.parent.mkdir(exist_ok=True)
-    against_learning_rate(table, image)
-    shown = table.drop(columns=["seed"])
-    picture = "![Validation loss and largest attention logit over learning rate](docs/images/comparison.png)"
-    return f"{picture}\n\n{markdown(shown)}"
+    comparison = compare(find_runs([sweep])[0])
+    with tempfile.TemporaryDirectory() as folder:
+        for path in draw(comparison, Path(folder), None):
+            if path.stem in IMAGES:
+                shutil.copy(path, ROOT / "docs" / "images" / f"{IMAGES[path.stem]}.png")
+    made = {table.title: table for table in tables(comparison)}
+    parts = [f"![{ALT['loss_over_lr']}](docs/images/comparison.png)"]
+    parts += [_titled(made[title]) for title in ("Loss", "Learning rates", "Stability and cost")]
+    parts.append("**Decision**\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in decision(comparison)))
+    parts.append(f"![{ALT['curves']}](docs/images/curves.png)")
+    return "\n\n".join(parts)
+
+
+def _titled(table: Table) -> str:
+    return f"**{escape_markdown(table.title)}**\n\n{markdown_table(table)}"
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -50,6 +69,9 @@ def fill(text: str, name: str, content: str) -> str:
 
 
 def main() -> None:
+    if any(word.startswith("-") for word in sys.argv[1:]) or len(sys.argv) > 2:
+        print(__doc__)
+        return
     readme = ROOT / "README.md"
     text = fill(readme.read_text(encoding="utf-8"), "stabilizers", stabilizer_table())
     if len(sys.argv) > 1:
