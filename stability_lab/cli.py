@@ -15,11 +15,12 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
+  python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-COMMANDS = ("train", "plan", "evaluate", "score", "stabilizers")
+COMMANDS = ("train", "plan", "evaluate", "score", "sync", "stabilizers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,6 +66,10 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
         from stability_lab.score import main as score
 
         return score(arguments)
+    if command == "sync":
+        from stability_lab.sync import main as sync
+
+        return sync(arguments)
     if command == "stabilizers":
         from stability_lab.listing import main as stabilizers
 
