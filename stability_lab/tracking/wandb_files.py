@@ -17,7 +17,7 @@ CONFIG, MANIFEST, SUMMARY = "config.yaml", "manifest.json", "summary.json"
 DOCUMENTS = (CONFIG, MANIFEST, SUMMARY)
 ROWS = (METRICS, EVENTS)
 # Longer rows are compressed; what is longer still stays on disk only, for W&B has the history itself.
-PLAIN_BYTES, MOST_BYTES = 2**20, 2**30
+PLAIN_BYTES, MOST_BYTES = 2**20, 2**28
 
 
 def stage(run: Path, into: Path) -> list[Path]:
