@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -147,7 +148,7 @@ def _download(run: Any, folder: Path) -> dict[str, Path]:
         try:
             path = _unpacked(folder / FOLDER / name, limit)
             _check(path)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
             _log.warning("%s of %s is damaged and is rebuilt (%s)", name, run.id, first_line(error))
             continue
         kept[path.name] = path

@@ -49,15 +49,12 @@ def _document(source: Path, copy: Path) -> Path | None:
 
 def read_document(name: str, text: str) -> dict[str, Any]:
     """The mapping that a document holds; `ValueError` where it holds none."""
-    if name.endswith(".json"):
-        content = json.loads(text)
-    else:
-        import yaml
+    import yaml
 
-        try:
-            content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{name} is not YAML") from error
+    try:
+        content = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{name} cannot be read") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} holds no mapping")
     return content

@@ -81,6 +81,8 @@ def rows_of(history: Iterable[Mapping[str, Any]]) -> list[Row]:
     names = _renamed(columns)
     loss = next((column for column, name in names.items() if name == _OURS["loss"]), None)
     step = _step_column([row for row in logged if loss is None or loss in row], columns)
+    if step != "step":
+        names["step"] = "logged/step"
     rows: list[Row] = []
     for row in logged:
         values = {names.get(key, key): value for key, value in row.items() if key != step and not key.startswith("_")}
