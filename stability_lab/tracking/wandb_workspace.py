@@ -171,16 +171,16 @@ def report_of(spec: Spec, figures_run: str) -> Any:
         panels = [_panel(wr, panel) for panel in section["panels"]]
         blocks += [wr.H2(text=section["name"]), wr.PanelGrid(runsets=[runs], panels=panels)]
     if spec["figures"]:
-        figures = wr.Runset(**place, name="Figures", filters=[ws.Metric("ID") == figures_run])
+        figures = wr.Runset(**place, name="Figures", filters=ws.And(ws.Metric("ID") == figures_run))
         browser = wr.MediaBrowser(media_keys=[item["key"] for item in spec["figures"]])
         blocks += [wr.H2(text="Figures"), wr.PanelGrid(runsets=[figures], panels=[browser])]
     return wr.Report(**place, title=spec["title"][:_MOST_TITLE], blocks=blocks)
 
 
-def _filters(ws: Any, spec: Spec) -> list[Any]:
+def _filters(ws: Any, spec: Spec) -> Any:
     runs = spec["runs"]
     filters = [ws.Metric("JobType") != runs["without_job_type"]]
-    return [ws.Metric("Group").isin(runs["groups"]), *filters] if runs["groups"] else filters
+    return ws.And(*([ws.Metric("Group").isin(runs["groups"])] if runs["groups"] else []), *filters)
 
 
 def _panel(wr: Any, panel: Spec) -> Any:
