@@ -102,7 +102,6 @@ def test_model_and_objective_know_neither_stabilizers_nor_each_other(part: str) 
 def test_each_service_lives_in_one_file() -> None:
     assert {name.rpartition("/")[0] for name in importers("wandb")} == {"tracking"}
     assert all(name.startswith("tracking/wandb") for name in importers("wandb"))
-    assert importers("wandb_workspaces") == {"tracking/wandb_workspace.py"}
     assert importers("datasets") <= {"data/hub.py"}
     assert len(importers("matplotlib")) <= 1
     assert importers("torch.distributed") <= {"training/distributed.py", "training/checkpoint.py"}

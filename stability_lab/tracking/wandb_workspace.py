@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,15 @@ def publish(
 
 def _missing_extra() -> str | None:
     try:
-        import wandb_workspaces  # noqa: F401
+        _library()
     except ImportError:
         return "the extra is not installed (pip install 'stability-lab[wandb]')"
     return None
+
+
+def _library() -> tuple[Any, Any]:
+    """The modules for workspaces and reports of an extra that need not be installed."""
+    return import_module("wandb_workspaces.workspaces"), import_module("wandb_workspaces.reports.v2")
 
 
 def _send(spec: Spec, figures: Sequence[Path]) -> str:
@@ -135,9 +141,7 @@ def _log_figures(spec: Spec, figures: Sequence[Path]) -> Any:
 
 def workspace_of(spec: Spec) -> Any:
     """The `wandb_workspaces.workspaces.Workspace` of a description; not saved yet."""
-    import wandb_workspaces.reports.v2 as wr
-    import wandb_workspaces.workspaces as ws
-
+    ws, wr = _library()
     return ws.Workspace(
         entity=spec["entity"],
         project=spec["project"],
@@ -156,9 +160,7 @@ def workspace_of(spec: Spec) -> Any:
 
 def report_of(spec: Spec, figures_run: str) -> Any:
     """The `wandb_workspaces.reports.v2.Report` of a description, with the figures that a run holds; not saved yet."""
-    import wandb_workspaces.reports.v2 as wr
-    import wandb_workspaces.workspaces as ws
-
+    ws, wr = _library()
     place = {"entity": spec["entity"], "project": spec["project"]}
     runs = wr.Runset(
         **place,

@@ -145,8 +145,7 @@ def test_the_report_of_a_description(library: Any) -> None:
 
 
 def test_the_report_as_the_server_would_get_it(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wandb_workspaces.reports.v2 import interface
-
+    interface: Any = pytest.importorskip("wandb_workspaces.reports.v2.interface")
     monkeypatch.setattr(interface, "_get_api", lambda: None)
     monkeypatch.setattr(interface, "execute_graphql", lambda *_: {"project": {"internalId": "7"}})
     made = report_of(spec_of(COMPARISON, [Path("lr.png")], "lab", "team"), "run-7")
@@ -154,7 +153,7 @@ def test_the_report_as_the_server_would_get_it(library: Any, monkeypatch: pytest
     first, _, last = (block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid")
     panels = first["panelBankSectionConfig"]["panels"]
     assert len({(panel["layout"]["x"], panel["layout"]["y"]) for panel in panels}) == 3
-    assert [panel["config"]["chartTitle"] for panel in panels][0] == "val/loss"
+    assert panels[0]["config"]["chartTitle"] == "val/loss"
     (runs,) = first["runSets"]
     assert [key["name"] for key in runs["grouping"]] == ["stabilizers.value", "model.value.n_layers"]
     (figures,) = last["runSets"]
@@ -163,8 +162,8 @@ def test_the_report_as_the_server_would_get_it(library: Any, monkeypatch: pytest
 
 def test_what_is_sent(tmp_path: Path, figures: list[Path], library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
-    import wandb_workspaces.reports.v2 as wr
 
+    reports: Any = pytest.importorskip("wandb_workspaces.reports.v2")
     sent: dict[str, Any] = {}
 
     class Run:
@@ -189,7 +188,7 @@ def test_what_is_sent(tmp_path: Path, figures: list[Path], library: Any, monkeyp
     monkeypatch.setattr(wandb, "Image", lambda path: Path(path).name)
     monkeypatch.setattr(wandb, "Api", lambda: SimpleNamespace(default_entity="me"))
     monkeypatch.setattr(library.Workspace, "save", save)
-    monkeypatch.setattr(wr.Report, "save", save)
+    monkeypatch.setattr(reports.Report, "save", save)
     said = publish(COMPARISON, figures, None, "lab", tmp_path / "page.json")
     assert said == "W&B: workspace https://w/Workspace, report https://w/Report, figures https://w/run-7."
     assert sent["media"] == {"figures/lr": "lr.png", "figures/loss": "loss.JPG"}
