@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ JOB_TYPE = "compare"
 # Keys of a comparison under the names that the tracker gives them in the config of a run.
 _CONFIG_KEYS = {"stabilizer": "stabilizers", "optimizer.lr": "lr", "model": "model_name"}
 _MOST_TITLE = 128  # of a report
+_INIT_TIMEOUT_S = 30.0
 _IMAGES = (".png", ".jpg", ".jpeg")
 
 
@@ -120,22 +122,30 @@ def _log_figures(spec: Spec, figures: Sequence[Path]) -> Any:
     import wandb
 
     groups = spec["runs"]["groups"]
-    run = wandb.init(
-        entity=spec["entity"],
-        project=spec["project"],
-        group=groups[0] if len(groups) == 1 else None,
-        job_type=JOB_TYPE,
-        name=spec["title"][:_MOST_TITLE],
-        config={"command": spec["command"], "groups": groups},
-        mode="online",
-        reinit="create_new",
-        settings=wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, host=""),
+    settings = wandb.Settings(
+        silent=True, console="off", disable_code=True, disable_git=True, host="", init_timeout=_INIT_TIMEOUT_S
     )
-    media = {item["key"]: wandb.Image(str(path)) for item, path in zip(spec["figures"], figures, strict=True)}
-    if media:
-        run.log(media)
-    run.summary["table"] = spec["markdown"]
-    run.finish()
+    # Nothing of this run is kept here: its figures are files of the comparison.
+    with tempfile.TemporaryDirectory(prefix="stability-lab-wandb-", ignore_cleanup_errors=True) as folder:
+        run = wandb.init(
+            entity=spec["entity"],
+            project=spec["project"],
+            group=groups[0] if len(groups) == 1 else None,
+            job_type=JOB_TYPE,
+            name=spec["title"][:_MOST_TITLE],
+            config={"command": spec["command"], "groups": groups},
+            mode="online",
+            reinit="create_new",
+            dir=folder,
+            settings=settings,
+        )
+        try:
+            if figures:
+                keys = [item["key"] for item in spec["figures"]]
+                run.log({key: wandb.Image(str(path)) for key, path in zip(keys, figures, strict=True)})
+            run.summary["table"] = spec["markdown"]
+        finally:
+            run.finish()
     return run
 
 

@@ -195,5 +195,6 @@ def test_what_is_sent(tmp_path: Path, figures: list[Path], library: Any, monkeyp
     assert sent["finished"]
     assert sent["table"] == COMPARISON["markdown"]
     assert (sent["init"]["job_type"], sent["init"]["entity"], sent["init"]["project"]) == ("compare", "me", "lab")
+    assert not Path(sent["init"]["dir"]).exists()
     assert sent["init"]["group"] is None  # of two groups the run can be in neither alone
     assert sent["Workspace"].entity == sent["Report"].entity == "me"
