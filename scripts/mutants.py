@@ -55,6 +55,13 @@ LADDERS, FACTORIAL = "stability_lab/analysis/ladders.py", "stability_lab/analysi
 TEST_COMPARE, TEST_STATISTICS = "tests/analysis/test_compare_runs.py", "tests/analysis/test_statistics.py"
 TEST_GROUPING, TEST_LADDERS = "tests/analysis/test_grouping.py", "tests/analysis/test_ladders.py"
 TEST_FACTORIAL = "tests/analysis/test_factorial.py"
+WANDB, WANDB_FILES = "stability_lab/tracking/wandb.py", "stability_lab/tracking/wandb_files.py"
+WANDB_SYNC, WANDB_API = "stability_lab/tracking/wandb_sync.py", "stability_lab/tracking/wandb_api.py"
+WANDB_REBUILD, WANDB_WORKSPACE = "stability_lab/tracking/wandb_rebuild.py", "stability_lab/tracking/wandb_workspace.py"
+TEST_WANDB, TEST_WANDB_FILES = "tests/tracking/test_wandb.py", "tests/tracking/test_wandb_files.py"
+TEST_WANDB_SYNC, TEST_WANDB_API = "tests/tracking/test_wandb_sync.py", "tests/tracking/test_wandb_api.py"
+TEST_WANDB_REBUILD = "tests/tracking/test_wandb_rebuild.py"
+TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
@@ -313,6 +320,73 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(LADDERS, 'low and run.verdict == "no_learning"', 'run.verdict == "no_learning"', TEST_LADDERS),
     Mutant(FACTORIAL, "1.0 if f in on else -1.0", "1.0 if f in on else 0.0", TEST_FACTORIAL),
+    # W&B: what a run records, the order and the marks of uploads, and what is taken from the server.
+    Mutant(
+        WANDB,
+        'resume="allow" if run_info.resume_id else None',
+        "resume=None",
+        f"{TEST_WANDB}::test_resumed_run_keeps_its_id_and_syncs_in_order",
+    ),
+    Mutant(
+        WANDB_FILES,
+        "clean = redact(content)",
+        "clean = content",
+        f"{TEST_WANDB_FILES}::test_credentials_stay_at_home",
+    ),
+    Mutant(
+        WANDB_SYNC,
+        "if done.returncode or not segment.uploaded:",
+        "if done.returncode:",
+        f"{TEST_WANDB_SYNC}::test_an_upload_without_a_mark_has_failed",
+    ),
+    Mutant(
+        WANDB_SYNC,
+        "return sorted(found.values())",
+        "return list(reversed(sorted(found.values())))",
+        f"{TEST_WANDB_SYNC}::test_oldest_first_with_the_parts_of_a_run_in_order",
+    ),
+    Mutant(
+        WANDB_SYNC,
+        "later is not None and later > segment",
+        "False",
+        f"{TEST_WANDB_SYNC}::test_an_early_part_never_replaces_a_later_one",
+    ),
+    Mutant(
+        WANDB_SYNC,
+        "waiting.add(segment.run_id)",
+        "pass",
+        f"{TEST_WANDB_SYNC}::test_a_running_run_waits_and_so_do_its_later_parts",
+    ),
+    Mutant(
+        WANDB_API,
+        'if file.name != f"{FOLDER}/{name}" or name not in _WANTED:',
+        "if False:",
+        f"{TEST_WANDB_API}::test_hostile_names_stay_inside",
+    ),
+    Mutant(
+        WANDB_API,
+        "if written > limit:",
+        "if False:",
+        f"{TEST_WANDB_API}::test_sizes_are_bounded",
+    ),
+    Mutant(
+        WANDB_API,
+        'if state["state"] != "running" and _read_json',
+        "if _read_json",
+        f"{TEST_WANDB_API}::test_a_running_run_is_read_anew_and_from_its_history",
+    ),
+    Mutant(
+        WANDB_REBUILD,
+        "return _WORDS.get(value, value) if isinstance(value, str) else value",
+        "return value",
+        f"{TEST_WANDB_REBUILD}::test_our_own_history_comes_back_as_it_was",
+    ),
+    Mutant(
+        WANDB_WORKSPACE,
+        'line("optim/grad_norm", log_y=True)',
+        'line("optim/grad_norm")',
+        f"{TEST_WANDB_WORKSPACE}::test_the_description_says_which_runs_and_panels",
+    ),
 )
 
 

@@ -18,6 +18,7 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
   python -m stability_lab runs [DIR] [--status S]                    all runs that are found
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
+  python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
@@ -30,6 +31,7 @@ COMMANDS = {
     "compare": "compare",
     "runs": "runs",
     "score": "score",
+    "sync": "sync",
     "stabilizers": "listing",
 }
 

@@ -94,9 +94,10 @@ def _check_output(args: argparse.Namespace) -> None:
 def _local(given: str) -> list[Path]:
     if not given.startswith(REMOTE):
         return [Path(given)]
+    from stability_lab.data.memmap import cache_dir
     from stability_lab.tracking.wandb_api import fetch
 
-    return fetch(given)
+    return fetch(given, cache_dir() / "wandb")
 
 
 def _render(name: str, comparison: Comparison, command: str) -> str:
@@ -119,15 +120,16 @@ def _publish(
 ) -> str:
     from stability_lab.tracking.wandb_workspace import publish
 
-    groups = sorted({str(run.manifest.get("group") or run.path.parent.name) for run in runs})
+    tracking = next((tracking for run in runs if isinstance(tracking := run.config.get("tracking"), dict)), {})
     folder = args.figures or (args.out.parent if args.out else Path.cwd())
     content = {
         "title": f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
         "command": command,
         "markdown": report.markdown(comparison),
-        "group": groups,
+        "group": sorted({str(run.manifest.get("group") or run.path.parent.name) for run in runs}),
         "metric": comparison.metric,
         "by": list(comparison.grouping.by),
         "arms": list(comparison.grouping.arms),
     }
-    return publish(content, list(figures), folder / "wandb_workspace.json")
+    project = str(tracking.get("project") or "stability_lab")
+    return publish(content, figures, tracking.get("entity"), project, folder / "wandb_workspace.json")

@@ -20,9 +20,9 @@ import yaml
 from torch import nn
 
 from stability_lab import Monitor, cli, record
+from stability_lab.analysis.comparison import compare
 from stability_lab.analysis.logs import read_log
 from stability_lab.analysis.runs import find_runs, read_run
-from stability_lab.analysis.tables import comparison
 from stability_lab.judge.judge import Judgement, judge
 from stability_lab.judge.log import Log
 from stability_lab.judge.verdict import Evidence, diverged_at
@@ -199,20 +199,22 @@ def test_run_is_read_like_one_of_ours(tmp_path: Path, model: nn.Module) -> None:
         monitor.log_validation(torch.tensor(2.0))
     with Monitor(tmp_path / "b", config={"seed": 4, "lr": 0.02}) as other:
         other.step(1.0)
-    first, second = find_runs([tmp_path])
-    assert (first.path, first.stabilizers, first.lr) == (monitor.path, "qknorm + zloss", 0.01)
+    (first, second), _ = find_runs([tmp_path])
+    assert (first.path, first.stabilizers, first.lr) == (monitor.path, "qknorm+zloss", 0.01)
     assert (second.path, second.stabilizers, second.lr) == (other.path, "none", 0.02)
     assert first.config == config
-    table = comparison([first, second]).set_index("stabilizer")
-    assert table.loc["qknorm + zloss", "val/loss"] == 2.0
-    assert table.loc["none", "seed"] == 4
+    none, both = compare([first, second]).rows
+    assert (none.cell.arm, none.cell.runs[0].seed) == ("none", 4)
+    assert both.cell.arm == "qknorm+zloss"
+    assert both.metric is not None
+    assert both.metric.value == 2.0
 
 
 def test_summary_has_the_structure_of_a_run_of_ours(
     tmp_path: Path, model: nn.Module, tiny_overrides: tuple[str, ...]
 ) -> None:
     assert cli.run(["train", *tiny_overrides, f"output_dir={tmp_path / 'ours'}"]) == 0
-    (ours,) = find_runs([tmp_path / "ours"])
+    ((ours,), _) = find_runs([tmp_path / "ours"])
     with Monitor(tmp_path / "run", model=model) as monitor:
         monitor.log_validation(3.0)
         for _ in range(4):

@@ -601,7 +601,7 @@ def test_a_whole_run_in_wandbs_own_reader(mirrored: tuple[Path, str]) -> None:
     ours = read(run / "summary.json")
     assert state["run_id"] == read(run / "manifest.json")["tracker_id"]
     assert state["name"] == run.name
-    assert state["tags"] == ["qknorm", "zloss"]
+    assert state["tags"] == ["qknorm", "zloss", f"verdict:{ours['verdict']}"]
     assert state["exit_code"] == 0
     assert state["config"]["optimizer"]["lr"] == 0.01
     assert state["summary"]["verdict"] == ours["verdict"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,37 +14,8 @@ from numpy.typing import NDArray
 from stability_lab.analysis.sources import Row, Source, read_source, shown
 from stability_lab.config import ConfigError, did_you_mean
 from stability_lab.judge.log import Log
+from stability_lab.judge.names import NAMES, spelling
 
-# Common names of what the judge takes, in the order in which they are preferred; compared by `_key`. A cross-entropy
-# stands before a loss, which may hold auxiliary terms. The counter of log calls in W&B is the last resort.
-NAMES: dict[str, tuple[str, ...]] = {
-    "loss": (
-        *("train/cross_entropy", "train/crossentropyloss", "train/ce_loss", "train/ce", "train/loss", "loss"),
-        *("train_loss", "training_loss", "training/loss", "loss/train", "train/train_loss", "lm_loss"),
-        *("lm_loss_training/lm_loss", "train/lm_loss", "reduced_train_loss", "loss_metrics/global_avg_loss"),
-        *("loss/train/total", "loss/out", "train/loss_step", "train_loss_step", "train/total_loss", "total_loss"),
-        *("cross_entropy", "cross_entropy_loss", "ce_loss", "nll_loss"),
-    ),
-    "grad_norm": (
-        *("optim/grad_norm", "optim/total_grad_norm", "train/grad_norm", "grad_norm", "gradient_norm"),
-        *("total_grad_norm", "global_grad_norm", "grad_norm/total", "grad/norm/total", "train/gradient_norm"),
-        *("train/total_grad_norm", "gradients/norm", "l2_norm/grad/global", "grad_2_norm_total", "gnorm"),
-    ),
-    "step": (
-        *("step", "global_step", "train/global_step", "trainer/global_step", "train/step", "iteration", "iter"),
-        *("iter_num", "train/iter", "steps", "training_step", "update", "num_updates", "_step"),
-    ),
-    "lr": (
-        *("optim/lr", "lr", "learning_rate", "train/lr", "train/learning_rate", "optim/learning_rate"),
-        *("optim/learning_rate_group0", "lr/group0", "optimizer/lr"),
-    ),
-    "tokens": (
-        *("tokens", "total_tokens", "train/tokens", "tokens_seen", "num_tokens", "throughput/total_tokens"),
-        *("consumed_tokens", "num_input_tokens_seen", "train/num_input_tokens_seen"),
-    ),
-    "skipped": ("optim/skipped", "skipped"),
-    "max_attn_logit": ("attn/max_logit", "max_attn_logit", "max_attention_logit"),
-}
 WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 _LISTED = 30
 
@@ -119,14 +89,9 @@ def read_metric(path: Path, metric: str, *, step: str | None = None) -> tuple[Se
     return series, source, notes
 
 
-def _key(name: str) -> str:
-    """Spelling that does not count: case, and which signs join words."""
-    return re.sub(r"[ -]+", "_", name.strip().lower()).replace(".", "/")
-
-
 def _keys(name: str) -> set[str]:
     """A chart exported from W&B calls its column `RUN - METRIC`."""
-    return {_key(name), _key(name.rsplit(" - ", 1)[-1])}
+    return {spelling(name), spelling(name.rsplit(" - ", 1)[-1])}
 
 
 def _there(source: Source) -> str:
@@ -155,7 +120,7 @@ def _found(source: Source, role: str, notes: list[str]) -> str | None:
 def _named(source: Source, role: str, asked: str) -> str:
     columns = source.columns
     option = f"--{role.replace('_', '-')}={shown(asked)}"
-    column = asked if asked in columns else next((c for c in columns if _key(asked) in _keys(c)), None)
+    column = asked if asked in columns else next((c for c in columns if spelling(asked) in _keys(c)), None)
     if column is None:
         guess = did_you_mean(asked, columns)
         hint = shown(guess) if guess.startswith("did you mean") else _there(source)

@@ -1,4 +1,4 @@
-"""Mirror of a run in Weights & Biases; no other file imports wandb."""
+"""Mirror of a run in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ import re
 import secrets
 import shlex
 import shutil
-import ssl
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +21,8 @@ from typing import Any
 
 from stability_lab.tracking.manifest import redact
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
+from stability_lab.tracking.wandb_files import FOLDER, stage
+from stability_lab.tracking.wandb_login import BadKey, Unreachable, first_line, has_key, reach
 
 _log = logging.getLogger("stability_lab")
 
@@ -65,13 +63,13 @@ class WandbTracking:
         try:
             return _start(self, run_info)
         except Exception as error:
-            _log.warning("W&B does not work here (%s); tracking=local runs without it", _first_line(error))
+            _log.warning("W&B does not work here (%s); tracking=local runs without it", first_line(error))
             return NullTracker()
 
 
 class _WandbRun:
-    def __init__(self, run: Any, files: Path, *, offline: bool) -> None:
-        self._run, self._files, self._offline = run, files, offline
+    def __init__(self, run: Any, directory: Path, *, offline: bool) -> None:
+        self._run, self._directory, self._files, self._offline = run, directory, directory / "wandb", offline
         self.id: str | None = run.id
 
     @property
@@ -100,11 +98,22 @@ class _WandbRun:
         self._run.log({"step": event["step"], f"event/{event['event']}": 1, **numbers})
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self._run.summary.update(_with_nan_shown(summary))
+        self._run.summary.update(_with_nan_shown({**_final_values(summary), **summary}))
+        if summary.get("verdict"):
+            self._run.tags = (*(self._run.tags or ()), f"verdict:{summary['verdict']}")
+        self._save_files()
         try:
             self._run.finish(exit_code=exit_code)
         except TimeoutError as error:
             raise TimeoutError(f"the upload to W&B did not end in time; later: {self._sync('run-*')}") from error
+
+    def _save_files(self) -> None:
+        try:
+            kept = Path(self._run.dir)
+            for path in stage(self._directory, kept / FOLDER):
+                self._run.save(str(path), base_path=str(kept), policy="end")
+        except Exception as error:
+            _log.warning("the run's files could not be added to its W&B run (%s)", first_line(error))
 
 
 def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
@@ -125,63 +134,31 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     files = run_info.dir.resolve() / "wandb"
     run_id = run_info.resume_id or run_id_from(run_info.name)
     with _service_log_below(files):
-        if mode != "offline" and _has_credentials(wandb, warn=mode == "online"):
+        if mode != "offline" and _found_key(warn=mode == "online"):
             try:
                 # A run that waits for a dead server would also hold up the end of the process.
-                _reach(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
+                reach(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
                 timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
                 run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
-                return _WandbRun(run, files, offline=False)
-            except _Unreachable as error:
+                return _WandbRun(run, files.parent, offline=False)
+            except Unreachable as error:
                 _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", error)
             except Exception as error:
-                _log.warning("W&B did not take the run (%s); it is recorded offline", _first_line(error))
+                _log.warning("W&B did not take the run (%s); it is recorded offline", first_line(error))
                 if run_info.resume_id is None:
                     for empty in files.glob(f"run-*-{run_id}"):
                         shutil.rmtree(empty, ignore_errors=True)
                 # The service does not give the id of the failed attempt free until the process ends.
                 run_id = run_id_from(run_info.name)
         run = _init(wandb, tracking, run_info, run_id, "offline", tracking.init_timeout_s)
-        return _WandbRun(run, files, offline=True)
+        return _WandbRun(run, files.parent, offline=True)
 
 
-class _Unreachable(Exception):
-    pass
-
-
-def _reach(url: str, timeout_s: float) -> None:
-    """Raise `_Unreachable` unless the server gives an answer of any kind within `timeout_s`."""
-    outcome: list[str] = []
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
-        except urllib.error.HTTPError as answer:
-            answer.close()
-        except Exception as error:
-            reason = getattr(error, "reason", error)
-            # A certificate that Python does not know is for wandb, which has its own settings, to judge.
-            if not isinstance(reason, ssl.SSLError):
-                outcome.append(f"{url}: {reason}")
-                return
-        outcome.append("")
-
-    # Looking up a name has no timeout of its own, hence the thread.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    problem = outcome[0] if outcome else f"{url}: no answer within {timeout_s:g} s"
-    if problem:
-        raise _Unreachable(problem)
-
-
-def _has_credentials(wandb: Any, *, warn: bool) -> bool:
-    """Whether wandb itself finds a key (environment, netrc, settings file); never asks and never connects."""
-    wandb.setup(settings=wandb.Settings(mode="online", silent=True))
+def _found_key(*, warn: bool) -> bool:
     try:
-        found = wandb.login(prompt=False, verify=False)
-    except Exception as error:
-        _log.warning("the W&B key cannot be used (%s); this run is recorded offline", _first_line(error))
+        found = has_key()
+    except BadKey as error:
+        _log.warning("the W&B key cannot be used (%s); this run is recorded offline", error)
         return False
     if warn and not found:
         _log.warning("tracking.mode=online, but no W&B key is configured (wandb login); this run is recorded offline")
@@ -195,13 +172,15 @@ def _init(wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, m
         entity=tracking.entity,
         mode=mode,
         id=run_id,
-        resume="allow" if run_info.resume_id and mode == "online" else None,
+        # Offline too: the record says so, and `wandb sync` then appends to the first part instead of replacing it.
+        resume="allow" if run_info.resume_id else None,
         reinit="create_new",
         name=run_info.name[:_MAX_NAME],
         group=run_info.group[:_MAX_NAME] if run_info.group else None,
         tags=list(dict.fromkeys(tag[:_MAX_TAG] for tag in run_info.tags if tag)),
         notes=run_info.notes,
-        config=redact(run_info.config),
+        job_type="train",
+        config=redact({**grouping_keys(run_info.config), **run_info.config}),
         dir=str(run_info.dir.resolve()),
         settings=wandb.Settings(
             silent=True,
@@ -223,6 +202,25 @@ def _init(wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, m
     # One NaN would stay in W&B's own summaries for ever, so there are none.
     run.define_metric("*", step_metric="step", summary="none")
     return run
+
+
+def grouping_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys by which people group runs, at the top of the config: `stabilizers` (`qknorm+zloss`, or `none`), `lr`
+    and `model_name`; only those that the config has."""
+    keys: dict[str, Any] = {}
+    if isinstance(config.get("stabilizer"), Mapping):
+        keys["stabilizers"] = "+".join(sorted(config["stabilizer"])) or "none"
+    for key, group, name in (("lr", "optimizer", "lr"), ("model_name", "model", "name")):
+        values = config.get(group)
+        if isinstance(values, Mapping) and name in values:
+            keys[key] = values[name]
+    return keys
+
+
+def _final_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Final values under the names that they have in the history, where panels and tables look for them."""
+    prefix = "final."
+    return {key.removeprefix(prefix): value for key, value in summary.items() if key.startswith(prefix)}
 
 
 def run_id_from(name: str) -> str:
@@ -272,7 +270,3 @@ def _with_nan_shown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _with_nan_shown(item) for key, item in value.items()}
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from stability_lab.tracking import wandb as tracking_wandb
 from stability_lab.tracking.tracker import Mirror, NullTracker, RunInfo
-from stability_lab.tracking.wandb import WandbTracking, run_id_from
+from stability_lab.tracking.wandb import WandbTracking, grouping_keys, run_id_from
 
 FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -26,7 +27,8 @@ from stability_lab.tracking.tracker import RunInfo
 from stability_lab.tracking.wandb import WandbTracking
 began = time.monotonic()
 for n, folder in enumerate(sys.argv[2:]):
-    config = {"seed": n, "api_key": "k" * 40}
+    config = {"seed": n, "api_key": "k" * 40, "stabilizer": {"zloss": {}, "qknorm": {}}, "optimizer": {"lr": 0.03}}
+    pathlib.Path(folder, "summary.json").write_text('{"status": "diverged"}')
     name, tags = f"qknorm lr=3e-2/{n}", ("qknorm", "zloss")
     info = RunInfo(name, "sweep-1", tags, config, pathlib.Path(folder))
     tracker = WandbTracking(**eval(sys.argv[1])).start(info)
@@ -35,7 +37,7 @@ for n, folder in enumerate(sys.argv[2:]):
     rows.append({"step": 2, "tokens": 32, "train/loss": float("nan")})
     tracker.log(rows)
     tracker.event({"event": "spike", "step": 2, "signal": "train/loss", "value": 9.5})
-    tracker.finish({"verdict": "diverged", "loss": float("nan"), "score": None}, 3 * n)
+    tracker.finish({"verdict": "diverged", "loss": float("nan"), "score": None, "final.val/loss": 4.5}, 3 * n)
     print("HINT", tracker.hint)
 """
 
@@ -104,11 +106,13 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
         ids.add(state["run_id"])
         assert state["run_id"].startswith(f"qknorm-lr-3e-2-{n}-")
         assert state["name"] == f"qknorm lr=3e-2/{n}"
-        assert (state["project"], state["tags"]) == ("stability_lab", ["qknorm", "zloss"])
+        assert (state["project"], state["tags"]) == ("stability_lab", ["qknorm", "zloss", "verdict:diverged"])
         assert state["config"]["seed"] == n
+        assert (state["config"]["stabilizers"], state["config"]["lr"]) == ("qknorm+zloss", 0.03)
         assert state["exit_code"] == 3 * n
         assert state["summary"]["verdict"] == "diverged"
         assert state["summary"]["loss"] == "NaN"
+        assert state["summary"]["val/loss"] == 4.5
         assert "train/loss" not in state["summary"]  # no summary of W&B's own making
 
         text = inspect(run)
@@ -119,6 +123,9 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
         assert [row["train/loss"] for row in history if "train/loss" in row] == [2.5, "NaN"]
         (spike,) = [row for row in history if "event/spike" in row]
         assert (spike["step"], spike["event/spike"], spike["event/spike/value"]) == (2, 1, 9.5)
+        kept = [record["files"]["files"] for record in records if record["type"] == "files"]
+        assert kept == [[{"path": "stability_lab/summary.json", "policy": "END"}]]
+        assert json.loads((run / "files" / "stability_lab" / "summary.json").read_text()) == {"status": "diverged"}
         metrics = [record["metric"] for record in records if record["type"] == "metric"]
         assert any(m.get("glob_name") == "*" and m["step_metric"] == "step" for m in metrics)
         assert any(record["run"].get("run_group") == "sweep-1" for record in records if record["type"] == "run")
@@ -144,6 +151,10 @@ def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
     assert len(words) == 5
     assert all(word.endswith("-kept-1") for word in words[3:])
     assert words[3:] == sorted(words[3:])
+    # What makes `wandb sync` append to a run instead of replacing it.
+    for part in words[3:]:
+        first = next(json.loads(line) for line in inspect(part).splitlines() if json.loads(line)["type"] == "run")
+        assert first["run"]["resume"] is True
 
 
 @pytest.mark.parametrize("mode", ["auto", "online"])
@@ -298,6 +309,35 @@ def test_a_run_that_breaks_half_way_is_dropped(info, caplog):
         mirror.log([{"step": 1}])  # a finished run takes no more rows
         mirror.finish({}, 0)
     assert len(ours(caplog)) == 1
+
+
+def test_files_that_do_not_fit_cost_one_warning_and_nothing_else(info, monkeypatch, caplog):
+    def full_disk(run, into):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tracking_wandb, "stage", full_disk)
+    tracker = WandbTracking(mode="offline").start(info)
+    with caplog.at_level(logging.WARNING, logger="stability_lab"):
+        tracker.finish({"verdict": "stable"}, 0)
+    assert len(ours(caplog)) == 1
+    assert "No space left on device" in caplog.text
+    (run,) = (info.dir / "wandb").glob("offline-run-*")
+    assert json.loads(inspect(run, "--summary"))["summary"]["verdict"] == "stable"
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ({"stabilizer": {}, "model": {"name": "gpt_nano"}}, {"stabilizers": "none", "model_name": "gpt_nano"}),
+        (
+            {"stabilizer": {"zloss": {}, "qknorm": {}}, "optimizer": {"lr": 0.1}},
+            {"stabilizers": "qknorm+zloss", "lr": 0.1},
+        ),
+        ({"stabilizer": "x", "optimizer": "adamw"}, {}),
+    ],
+)
+def test_keys_by_which_people_group(config, keys):
+    assert grouping_keys(config) == keys
 
 
 def test_logging_a_row_costs_far_less_than_a_step(info):
