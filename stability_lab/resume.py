@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, is_finished, read_ob
 from stability_lab.tracking.jsonl import EVENTS, METRICS, RunFiles
 from stability_lab.tracking.manifest import redact, versions
 from stability_lab.tracking.tracker import valid_id
-from stability_lab.training.checkpoint import Found, State, adopt, find_newest
+from stability_lab.training.checkpoint import NOTHING, Found, adopt, find_newest
 from stability_lab.training.loop import Loop
 from stability_lab.training.schedule import Schedule
 
@@ -34,29 +35,25 @@ _NONE = "nothing"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at its first step, unless `state` is what it goes on from."""
+    """Where a run begins: before its first step, or after `step`, which `found` has the state of.
+
+    `known` is the plain part of that state, `manifest` that of the run's first part, and `changed` says of each key of
+    the configuration that is another now what it was and is.
+    """
 
     resumes: bool = False
-    found: Found = Found(None, None, {})
-    changed: Mapping[str, tuple[Any, Any]] | None = None  # key -> value before and now
-    manifest: Mapping[str, Any] | None = None  # of the run's first part
+    found: Found = NOTHING
+    step: int = 0
+    known: Mapping[str, Any] = MappingProxyType({})
+    manifest: Mapping[str, Any] = MappingProxyType({})
+    changed: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
     notices: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> State | None:
-        return self.found.state
-
-    @property
-    def step(self) -> int:
-        return self.state.plain["step"] if self.state is not None else 0
 
     @property
     def tracker_id(self) -> str | None:
         """Of the run's first part, unless it is something that no tracker has given."""
-        for known in (self.state.plain if self.state is not None else {}, self.manifest or {}):
-            if valid_id(known.get("tracker_id")):
-                return known["tracker_id"]
-        return None
+        ids = (self.known.get("tracker_id"), self.manifest.get("tracker_id"))
+        return next((known for known in ids if valid_id(known)), None)
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -95,11 +92,11 @@ def with_overrides(saved: Mapping[str, Any], asked: Composed, overrides: Iterabl
 def prepare(path: Path, composed: Composed) -> Start:
     """What to go on from; changes nothing. ConfigError where the run's configuration or data are others now."""
     found = find_newest(path / "checkpoints")
-    known = found.state.plain.get("config") if found.state is not None else None
+    known = found.state.plain if found.state is not None else {}
     # What the weights came from is what the checkpoint says, whatever was done to the file since.
-    saved = _flat(known if isinstance(known, dict) else read_config(path))
-    now = _flat(redact(composed.plain))
-    changed = {k: (saved.get(k, _NONE), now.get(k, _NONE)) for k in sorted(saved.keys() | now.keys())}
+    config = known.get("config")
+    saved, now = _flat(config if isinstance(config, dict) else read_config(path)), _flat(redact(composed.plain))
+    changed = {key: (saved.get(key, _NONE), now.get(key, _NONE)) for key in sorted(saved.keys() | now.keys())}
     changed = {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
     for key, (before, after) in changed.items():
         if not _may_change(key):
@@ -107,44 +104,42 @@ def prepare(path: Path, composed: Composed) -> Start:
                 f"{key}={after}: the run in {path} has {before}, and a run that goes on keeps it; "
                 "leave it out, or start another run"
             )
-    start = Start(True, found, changed, read_object(path / MANIFEST))
-    steps = composed.config.trainer.max_steps
-    if start.step > steps:
-        raise ConfigError(f"{MAX_STEPS}={steps}: the run in {path} has come to step {start.step} already")
-    if start.state is not None:
-        known, here = start.state.plain.get("data"), load_data(composed.config).fingerprint
-        if known != here:
-            raise ConfigError(
-                f"data: the run in {path} was trained on other data (fingerprint {known}, and now {here}); "
-                "it goes on with its own or not at all"
-            )
-    notices = tuple(_notices(path, start, composed.config))
-    return Start(True, found, changed, start.manifest, notices)
+    step, steps = known.get("step", 0), composed.config.trainer.max_steps
+    if step > steps:
+        raise ConfigError(f"{MAX_STEPS}={steps}: the run in {path} has come to step {step} already")
+    if step and known.get("data") != (here := load_data(composed.config).fingerprint):
+        raise ConfigError(
+            f"data: the run in {path} was trained on other data (fingerprint {known.get('data')}, and now {here}); "
+            "it goes on with its own or not at all"
+        )
+    notices = tuple(_notices(path, found, changed, composed.config, step))
+    return Start(True, found, step, known, read_object(path / MANIFEST), changed, notices)
 
 
 def is_complete(path: Path, config: TrainConfig) -> bool:
     """Whether the run has ended, and no further step is asked for."""
     summary = read_object(path / SUMMARY)
-    more = summary.get("status") == "completed" and config.trainer.max_steps > summary.get("steps", 0)
+    steps = summary.get("steps")
+    more = summary.get("status") == "completed" and isinstance(steps, int) and config.trainer.max_steps > steps
     return is_finished(summary) and not more
 
 
 def go_on(start: Start, loop: Loop, files: RunFiles) -> None:
     """Put the loop where the checkpoint was; only then make the folder say so. ConfigError: nothing was changed."""
-    if start.state is not None:
+    if start.found.state is not None:
         try:
-            loop.load_state(start.state)
+            loop.load_state(start.found.state)
         except ValueError as error:
             raise ConfigError(f"{start.found.path} does not hold this run's state: {error}") from error
     adopt(start.found)
     for name in (METRICS, EVENTS):
         files.set_aside(name, start.step)
-    files.replace_events(loop.events_so_far() if start.state is not None else [])
+    files.replace_events(loop.events_so_far() if start.step else [])
 
 
 def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
     """The manifest of the run's first part, with one entry more under `resumes`; `first` where it had none."""
-    old = dict(start.manifest or {}) or dict(first)
+    old = dict(start.manifest) or dict(first)
     entry = {
         "step": start.step,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -153,7 +148,7 @@ def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]
     }
     if start.changed:
         entry["changed"] = {key: list(pair) for key, pair in start.changed.items()}
-    if start.changed and MAX_STEPS in start.changed:
+    if MAX_STEPS in start.changed:
         # It now computes what neither the first command nor a new one of this length would.
         entry["fingerprint_before"] = old.get("fingerprint")
         old["fingerprint"] = first["fingerprint"]
@@ -174,9 +169,9 @@ def machine(run: Run) -> dict[str, Any]:
 
 def moved(start: Start, run: Run) -> str | None:
     """A sentence where the run goes on elsewhere than it was, and so not bit for bit."""
-    if start.state is None:
+    if not start.step:
         return None
-    known, now = start.state.plain.get("machine"), machine(run)
+    known, now = start.known.get("machine"), machine(run)
     before = known if isinstance(known, dict) else {}
     other = [f"{key} {now[key]} (was {before.get(key)})" for key in now if now[key] != before.get(key)]
     if not other:
@@ -184,16 +179,18 @@ def moved(start: Start, run: Run) -> str | None:
     return f"the run goes on with {', '.join(other)}: its results are not bit for bit those of a run without a stop"
 
 
-def _notices(path: Path, start: Start, config: TrainConfig) -> Iterable[str]:
-    for checkpoint, reason in start.found.damaged.items():
+def _notices(
+    path: Path, found: Found, changed: Mapping[str, tuple[Any, Any]], config: TrainConfig, step: int
+) -> Iterable[str]:
+    for checkpoint, reason in found.damaged.items():
         yield f"{checkpoint} is damaged ({reason}) and is not used; it is kept under another name"
-    if start.found.path is None:
+    if step:
+        yield f"the run goes on after step {step} ({found.path})"
+    else:
         why = "" if config.trainer.save_weights else ", for trainer.save_weights=false keeps none"
         yield f"{path} has no checkpoint to go on from{why}: the run starts over"
-    else:
-        yield f"the run goes on after step {start.step} ({start.found.path})"
-    if start.changed and MAX_STEPS in start.changed and start.step:
-        yield _other_length(start.changed[MAX_STEPS][0], config, start.step)
+    if MAX_STEPS in changed and step:
+        yield _other_length(changed[MAX_STEPS][0], config, step)
 
 
 def _other_length(before: Any, config: TrainConfig, step: int) -> str:

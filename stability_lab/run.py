@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from stability_lab.signals import EXIT_CODES as STOP_CODES
 from stability_lab.tracking.jsonl import RunFiles
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
-from stability_lab.training.checkpoint import CheckpointError, Checkpoints, is_resumable
+from stability_lab.training.checkpoint import NOTHING, CheckpointError, Checkpoints, is_resumable
 from stability_lab.training.history import Row, summarise
 from stability_lab.training.inject import ENDS_THE_PROCESS, Injector, parse
 from stability_lab.training.loop import Loop, Plan
@@ -82,7 +82,12 @@ def _execute(
     try:
         start = prepare(path, composed) if claim.resumes else Start()
         if claim.lock is None or (claim.resumes and is_complete(path, composed.config)):
-            _log.info("%s is already finished: skipped (if_exists=new runs it again)", path)
+            how = (
+                "a larger trainer.max_steps goes on with a completed one"
+                if claim.resumes
+                else "if_exists=new runs it again"
+            )
+            _log.info("%s is already finished: skipped (%s)", path, how)
             return _known(path)
         with interruption() as stop:
             try:
@@ -183,6 +188,7 @@ class Job:
         )
         if start.resumes:
             go_on(start, loop, files)
+            self.start = replace(start, found=NOTHING)  # its tensors are in the model now
             first = resumed_manifest(start, first, self.argv)
             if start.changed:
                 self._write_first()
@@ -287,7 +293,8 @@ def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
 
 def _known(path: Path) -> Outcome:
     summary = read_object(path / SUMMARY)
-    loss = summary.get("final", {}).get("val/loss")
+    final = summary.get("final")
+    loss = final.get("val/loss") if isinstance(final, dict) else None
     return Outcome(path, summary["status"], summary.get("verdict"), loss, EXIT_CODES[summary["status"]])
 
 

@@ -141,6 +141,9 @@ class Found(NamedTuple):
     damaged: dict[Path, str]
 
 
+NOTHING = Found(None, None, {})
+
+
 def find_newest(folder: Path) -> Found:
     """Read `last`, or where a process died between two renames what was to become it, or the newest before it."""
     damaged: dict[Path, str] = {}
@@ -187,15 +190,15 @@ def read(path: Path) -> State:
         raise ValueError(f"{STATE} has no step or no hashes")
     if plain.get("format") != FORMAT:
         raise ValueError(f"{STATE} has format {plain.get('format')}, and this version reads {FORMAT}")
-    tensors = []
+    tensors = {}
     for name in (MODEL, TRAINING):
         if _sha256(path / name) != hashes.get(name):
             raise ValueError(f"{name} is not what was written: its hash differs")
         try:
-            tensors.append(load_file(path / name))
+            tensors[name] = load_file(path / name)
         except Exception as error:
             raise ValueError(f"{name} cannot be read: {error}") from error
-    return State(*tensors, plain)
+    return State(tensors[MODEL], tensors[TRAINING], plain)
 
 
 def _publish(
