@@ -12,6 +12,7 @@ import torch
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
 from stability_lab.data.loader import TrainSampler, check_length, validation_windows
 from stability_lab.data.memmap import TokenData, load_tokens
+from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
@@ -22,6 +23,8 @@ from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 
 PACKAGE = "stability_lab."
+_STATE_BYTES = 16  # of a parameter: fp32 weight, gradient and two moments
+_LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
 DEFAULT_THREADS = torch.get_num_threads()
 
 
@@ -107,19 +110,58 @@ def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams) -> GPT:
         raise ConfigError(f"stabilizer=[{','.join(sorted(config.stabilizer))}]: {error}") from error
 
 
-def check(config: TrainConfig) -> None:
-    """Build everything that can be built without memory, time or files; ConfigError where something is wrong."""
+def check(config: TrainConfig, *, must_fit: bool = False) -> None:
+    """Build everything that can be built without memory, time or files; ConfigError where something is wrong.
+
+    `must_fit`: the run is to be trained here, so what this device cannot hold by far is refused too.
+    """
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    parse(config.debug.inject)
+    faults = parse(config.debug.inject)
+    if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
+        raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")
     data = load_data(config)
+    if must_fit:
+        _check_size(config, config.model.vocab_size or data.vocab_size)
     with torch.device("meta"):
         try:
             build_model(config, data.vocab_size, seams)
         except RuntimeError as error:
             shape = f"model.d_model={config.model.d_model}, model.d_ff={config.model.d_ff}"
             raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
+
+
+def _check_size(config: TrainConfig, vocab_size: int) -> None:
+    """ConfigError where a lower bound of what a step needs is more than twice the memory of the device."""
+    memory = physical_bytes(device_of(config))
+    if memory is None:
+        return
+    model, trainer = config.model, config.trainer
+    d_ff = model.d_ff or 4 * model.d_model
+    parameters = vocab_size * model.d_model + model.n_layers * 2 * model.d_model * (model.d_model + d_ff)
+    tokens = trainer.micro_batch_size * model.seq_len
+    for keys, what, needed in (
+        (
+            f"model.d_model={model.d_model}, model.n_layers={model.n_layers}, model.d_ff={d_ff}",
+            "weights, gradients and optimizer state",
+            _STATE_BYTES * parameters + _LAYER_BYTES * model.n_layers,
+        ),
+        (
+            f"trainer.micro_batch_size={trainer.micro_batch_size}",
+            "the logits of a micro-batch",
+            2 * tokens * vocab_size,
+        ),
+        (
+            f"trainer.grad_accum_steps={trainer.grad_accum_steps}",
+            "the token ids of a step",
+            8 * tokens * trainer.grad_accum_steps,
+        ),
+    ):
+        if needed > 2 * memory:
+            gib = needed / 2**30
+            shown = f"{gib:,.0f}" if gib < 1e6 else f"{gib:.1e}"
+            raise ConfigError(f"{keys}: {what} need {shown} GiB or more, and this device has {memory / 2**30:,.0f} GiB")
 
 
 class Run(NamedTuple):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from stability_lab import __version__
-from stability_lab.config import ConfigError, did_you_mean
+from stability_lab.config import ConfigError, did_you_mean, printable
 
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         return _dispatch(argv[0], argv[1:])
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -66,12 +66,17 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
     return importlib.import_module(f"stability_lab.{COMMANDS[command]}").main(arguments)
 
 
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def _console() -> None:
     """Messages for people go to standard output; details stay in a run's train.log."""
     log = logging.getLogger("stability_lab")
     handler = logging.StreamHandler(sys.stdout)
     handler.setLevel(logging.INFO)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     handler.addFilter(lambda record: not getattr(record, "only_file", False))
     log.handlers = [handler]
     log.setLevel(logging.DEBUG)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 
 class ConfigError(ValueError):
@@ -35,6 +35,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def printable(text: str) -> str:
+    """Without control characters: what stands in somebody's files must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -121,7 +126,9 @@ class TrainerConfig:
     eval_every: int | None = _key(ge=1)  # null: only before and after the run
     eval_sequences: int = _key(ge=1)
     log_every: int = _key(ge=1)
-    save_weights: bool = _key()
+    save_weights: bool = _key()  # false: no checkpoints, so nothing to go on from
+    checkpoint_every: int | Literal["auto"] | None = _key(ge=1)  # steps; auto: about once a minute; null: at the end
+    keep_checkpoints: int = _key(ge=1)  # whole ones, the newest among them
 
 
 @dataclass
@@ -151,7 +158,9 @@ class TrainConfig:
     output_dir: str = _key()
     group: str | None = _key()  # folder below output_dir; null: "runs", or the sweep's name
     run_name: str | None = _key()  # null: made from what varies
-    if_exists: str | None = _key(one_of=("new", "skip", "error", "overwrite"))  # null: new; in a sweep skip
+    # null: new; in a sweep skip, which goes on with what is unfinished
+    if_exists: str | None = _key(one_of=("new", "skip", "resume", "error", "overwrite"))
+    resume: str | None = _key()  # a run's folder: go on there, with its own configuration
     model: ModelConfig = _key()
     stabilizer: dict[str, Any] = _key()
     data: dict[str, Any] = _key()
@@ -214,17 +223,21 @@ def _typed(cls: type, plain: Any, prefix: str) -> Any:
 
 
 def convert(key: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind` (bool, int, float, str, list[str], dict[str, Any], each possibly `| None`), or a ConfigError.
+    """`value` as `kind`, or a ConfigError.
 
+    `kind` is bool, int, float, str, list[str] or dict[str, Any], or one of these `| None` or `| Literal[...]`.
     An integral float is an int (`max_steps=1e4`), an int is a float, and a string such as "1e-4", which YAML does
     not read as a number, is one. Nothing else is converted.
     """
     import types
     import typing
 
-    alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) or _is_union(kind) else (kind,)
     optional = type(None) in alternatives
-    kind = next(a for a in alternatives if a is not type(None))
+    words = [word for a in alternatives if typing.get_origin(a) is Literal for word in typing.get_args(a)]
+    if value in words:
+        return value
+    kind = next(a for a in alternatives if a is not type(None) and typing.get_origin(a) is not Literal)
     shown = f"{key}={value if value is not None else 'null'}"
     if value is None:
         if optional:
@@ -248,8 +261,15 @@ def convert(key: str, value: Any, kind: Any) -> Any:
                 return float(number)
             if isinstance(number, int) or number.is_integer():
                 return int(number)
-    or_null = " or null" if optional else ""
-    raise ConfigError(f"{shown}: must be {_WORDS[kind]}{or_null}")
+    choices = [_WORDS[kind], *words, *(["null"] if optional else [])]
+    raise ConfigError(f"{shown}: must be {' or '.join(choices)}")
+
+
+def _is_union(kind: Any) -> bool:
+    """`int | Literal["auto"]` is a Union of typing's, `int | None` one of Python's."""
+    import typing
+
+    return typing.get_origin(kind) is typing.Union
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number such as 3e-3", str: "a word"}
@@ -267,7 +287,7 @@ def _number(value: int | float | str) -> int | float | None:
 
 
 def check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
-    if value is None or not bounds:
+    if value is None or not bounds or (isinstance(value, str) and "one_of" not in bounds):
         return
     shown = f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
     if "one_of" in bounds and value not in bounds["one_of"]:
@@ -288,7 +308,7 @@ def check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
 
 def _check_model(m: ModelConfig) -> None:
     if m.d_model % m.n_heads:
-        fitting = [h for h in range(1, m.d_model + 1) if m.d_model % h == 0]
+        fitting = [h for h in range(1, min(m.d_model, 10_000) + 1) if m.d_model % h == 0]
         near = ", ".join(str(h) for h in sorted(fitting, key=lambda h: abs(h - m.n_heads))[:3])
         raise ConfigError(f"model.n_heads={m.n_heads}: must divide model.d_model={m.d_model}; near it are {near}")
     if m.n_kv_heads is not None and m.n_heads % m.n_kv_heads:

@@ -122,7 +122,9 @@ def speed_key(config: TrainConfig) -> str:
     model, trainer = dataclasses.asdict(config.model), dataclasses.asdict(config.trainer)
     for name in ("name", "init", "rope_theta"):
         del model[name]
-    for name in ("max_steps", "grad_clip", "eval_every", "log_every", "save_weights"):
+    for name in ("max_steps", "grad_clip", "eval_every", "log_every"):
+        del trainer[name]
+    for name in ("save_weights", "checkpoint_every", "keep_checkpoints"):
         del trainer[name]
     options = {s.name: _structure(s) for s in build_stabilizers(config)}
     probe = config.diagnostics.probe_sequences

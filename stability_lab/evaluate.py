@@ -19,13 +19,14 @@ def main(argv: Sequence[str]) -> int:
         "of its own configuration. The result does not depend on the batch size.",
     )
     parser.add_argument("run", type=Path, help="a run's folder, outputs/<group>/<run>")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="which weights (default last)")
     parser.add_argument("--batch-size", type=int, default=32, help="sequences at once (default 32)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
     if args.batch_size < 1:
         raise ConfigError(f"--batch-size={args.batch_size}: must be 1 or more")
-    result = evaluate(args.run, args.batch_size, args.device)
+    result = evaluate(args.run, args.batch_size, args.device, args.checkpoint)
     if args.format == "json":
         print(json.dumps(result))
     else:
@@ -33,29 +34,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def evaluate(run: Path, batch_size: int, device: str = "auto") -> dict[str, float]:
-    """`val/loss` and `val/ppl` of the weights in run/checkpoints/last."""
-    config_file = run / "config.yaml"
-    if not config_file.is_file():
+def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str = "last") -> dict[str, float]:
+    """`val/loss` and `val/ppl` of the weights in run/checkpoints/last or best."""
+    if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no config.yaml")
-    weights = run / "checkpoints" / "last"
-    if not (weights / "model.safetensors").is_file():
-        raise ConfigError(f"{run} has no weights in checkpoints/last: train it with trainer.save_weights=true")
+    if not (run / "checkpoints").is_dir():
+        raise ConfigError(f"{run} has no weights in checkpoints/{checkpoint}: train it with trainer.save_weights=true")
 
     import torch
-    import yaml
 
     from stability_lab.build import build_model, build_stabilizers, device_of, fill_seams, load_data
     from stability_lab.data.loader import validation_windows
     from stability_lab.diagnostics.probe import validate
-    from stability_lab.training.checkpoint import load_weights
+    from stability_lab.resume import read_config
+    from stability_lab.training.checkpoint import find_weights, load_weights
     from stability_lab.training.step import autocast
 
-    try:
-        plain = yaml.safe_load(config_file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{config_file} cannot be read: {str(error).splitlines()[0]}") from error
-    config = from_plain(plain)
+    weights = find_weights(run / "checkpoints", checkpoint)
+    if weights is None:
+        raise ConfigError(f"{run} has no weights in checkpoints/{checkpoint}")
+    config = from_plain(read_config(run))
     config.trainer.device = device
     target = device_of(config)
     data = load_data(config)

@@ -27,16 +27,35 @@ def main(argv: Sequence[str]) -> int:
         _check_composition(command)
         return _run_hydra(command, [])
     composed = compose_jobs(command)
+    resumed = next((job for job in composed if job.config.resume is not None), None)
+    if resumed is not None:
+        composed = [_of_the_run(command, resumed)]
     from stability_lab.build import check
 
     for job in composed:
-        check(job.config)
+        check(job.config, must_fit=True)
     if any(job.config.trainer.deterministic for job in composed):
         # cuBLAS reads it once, at the first product of the process.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if resumed is not None:
+        from stability_lab.run import go_on_with
+
+        return go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv).exit_code
     if not command.multirun:
         return _run_hydra(command, [])
     return _sweep(command, composed)
+
+
+def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
+    """For `resume=RUN`: the run's own configuration with what else the command asks for."""
+    from stability_lab.resume import read_config, with_overrides
+
+    run = asked.config.resume or ""
+    if command.multirun:
+        raise ConfigError(f"resume={run}: goes without -m; a sweep goes on with what is unfinished by its own command")
+    if asked.config.if_exists is not None:
+        raise ConfigError(f"if_exists={asked.config.if_exists}: has no meaning beside resume={run}; leave one out")
+    return with_overrides(read_config(Path(run)), asked, command.jobs[0])
 
 
 def _check_composition(command: CommandLine) -> None:

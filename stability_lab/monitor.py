@@ -21,7 +21,7 @@ from torch import Tensor, _foreach_norm, nn  # pyright: ignore[reportPrivateImpo
 
 from stability_lab import __version__
 from stability_lab.judge.judge import Judgement
-from stability_lab.naming import claim_directory
+from stability_lab.naming import new_directory
 from stability_lab.record import OWN_KEYS, Record, Row, write_config
 from stability_lab.tracking.jsonl import RunFiles
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
@@ -177,7 +177,7 @@ def _rank() -> int:
 def _open(path: Path, config: dict[str, Any], stabilizers: list[str], model: nn.Module | None) -> RunFiles:
     """The files of a new run, as far as they are known before its first step."""
     digest = fingerprint(config, __version__)
-    claimed = claim_directory(path, "new", digest).path
+    claimed = new_directory(path)
     if claimed != path:
         _log.warning("%s exists, so this run is written to %s", path, claimed)
     files = RunFiles(claimed)

@@ -7,16 +7,18 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stability_lab.config import ConfigError
+from stability_lab.lock import LOCK, Held, Lock, acquire
 
+CONFIG, MANIFEST, SUMMARY = "config.yaml", "manifest.json", "summary.json"  # of a run
 LONGEST = 96
 SINGLE_RUNS = "runs"
 _FIRST = {"optimizer.lr": 0, "seed": 1}
-_ELSEWHERE = ("stabilizer", "output_dir", "group", "run_name", "if_exists", "hydra", "tracking")
+_ELSEWHERE = ("stabilizer", "output_dir", "group", "run_name", "if_exists", "resume", "hydra", "tracking")
 
 
 def slug(text: str) -> str:
@@ -47,37 +49,97 @@ def _with_hash(parts: list[str], digest: str) -> str:
 
 
 class Claim(NamedTuple):
+    """A run's folder. `lock` is held, and None where the run is already finished; `resumes`: its run goes on."""
+
     path: Path
-    finished: bool = False  # a run of this fingerprint is already complete here, and the policy is `skip`
+    lock: Lock | None = None
+    resumes: bool = False
 
 
 def claim_directory(path: Path, if_exists: str, fingerprint: str) -> Claim:
-    """Make the folder of a run and own it, or say that the run is already there.
+    """Make the folder of a run and lock it, or find the run that is already there; ConfigError naming a living holder.
 
-    `new`: path, else path-2, path-3, ... `skip`: as `new`, unless a finished run of this fingerprint is there.
-    `error`: ConfigError where it exists. `overwrite`: what is there is removed, if it is a run.
+    `new`: path, else path-2, path-3, ... `skip`: a finished run of this fingerprint is left alone, an unfinished one
+    goes on, else as `new`. `resume`: the same, but the folder of another run is claimed too, for its differences to be
+    named. `error`: ConfigError where it exists. `overwrite`: what is there is removed, if it is a run.
     """
-    if if_exists == "skip":
-        for sibling in _siblings(path):
+    if if_exists in ("skip", "resume"):
+        siblings = [sibling for sibling in _siblings(path) if _is_of(sibling, fingerprint)]
+        if path not in siblings and if_exists == "resume" and (path / CONFIG).is_file():
+            return claim_run(path)
+        for sibling in siblings:
             if _finished(sibling, fingerprint):
-                return Claim(sibling, finished=True)
+                return Claim(sibling)
+        for sibling in siblings:
+            claim = claim_run(sibling)
+            if _finished(sibling, fingerprint):  # since we looked
+                assert claim.lock is not None
+                claim.lock.release()
+                return Claim(sibling)
+            return claim
+        if _is_unused(path):  # of a process that died before it had written anything
+            return Claim(path, lock(path))
     if if_exists == "overwrite" and path.exists():
-        if not (path / "config.yaml").is_file():
+        if not (path / CONFIG).is_file():
             raise ConfigError(f"if_exists=overwrite: {path} is not a run's folder, so it is left alone")
-        shutil.rmtree(path)
+        held = lock(path)
+        for child in path.iterdir():
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            elif child.name != LOCK:
+                child.unlink()
+        return Claim(path, held)
+    if if_exists == "error" and path.exists():
+        raise ConfigError(f"if_exists=error: {path} exists; use if_exists=new for a second run beside it")
+    made = new_directory(path)
+    return Claim(made, lock(made))
+
+
+def claim_run(path: Path) -> Claim:
+    """Lock the run in `path` to go on with it. ConfigError where there is none, or where a process holds it."""
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"{path} is not a run's folder: it has no {CONFIG}")
+    for file in (path / LOCK, *path.iterdir(), *(path / "checkpoints").glob("*")):
+        if file.is_symlink():  # what is written there would be written somewhere else
+            raise ConfigError(f"{file} is a symbolic link, and a run's folder has none: it is not written to")
+    return Claim(path, lock(path), resumes=True)
+
+
+def new_directory(path: Path) -> Path:
+    """`path`, else path-2, path-3, ...: the first that does not exist, made."""
     for number in itertools.count(1):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
             candidate.mkdir(parents=True)
-            return Claim(candidate)
+            return candidate
         except FileExistsError:
-            if if_exists == "error":
-                raise ConfigError(
-                    f"if_exists=error: {path} exists; use if_exists=new for a second run beside it"
-                ) from None
+            continue
         except OSError as error:
             raise ConfigError(f"output_dir: cannot create {candidate}: {error.strerror}") from error
     raise AssertionError
+
+
+def lock(path: Path) -> Lock:
+    """ConfigError where another process holds the folder, or where nothing can be written there."""
+    try:
+        return acquire(path)
+    except Held as held:
+        raise ConfigError(f"{path} is in use by {held}: wait for it, or stop it first") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be locked: {error.strerror}") from error
+
+
+def is_finished(summary: Mapping[str, Any]) -> bool:
+    return summary.get("status") in ("completed", "diverged")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -85,12 +147,17 @@ def _siblings(path: Path) -> list[Path]:
 
 
 def _finished(path: Path, fingerprint: str) -> bool:
-    try:
-        summary, manifest = (
-            json.loads((path / name).read_text(encoding="utf-8")) for name in ("summary.json", "manifest.json")
-        )
-    except (OSError, ValueError):
+    known = read_object(path / MANIFEST).get("fingerprint")
+    return known == fingerprint and is_finished(read_object(path / SUMMARY))
+
+
+def _is_of(path: Path, fingerprint: str) -> bool:
+    """Whether a run of this fingerprint is in a folder; one that died before its manifest goes by the folder's name."""
+    return (path / CONFIG).is_file() and read_object(path / MANIFEST).get("fingerprint", fingerprint) == fingerprint
+
+
+def _is_unused(path: Path) -> bool:
+    """An empty folder, or one with nothing but a lock, temporary files and files without a word."""
+    if not path.is_dir():
         return False
-    if not isinstance(summary, dict) or not isinstance(manifest, dict):
-        return False
-    return summary.get("status") in ("completed", "diverged") and manifest.get("fingerprint") == fingerprint
+    return all(file.is_file() and (file.name.startswith(".") or not file.stat().st_size) for file in path.iterdir())

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -22,24 +20,14 @@ from stability_lab.judge.events import Event, find_events
 from stability_lab.judge.judge import Judgement, judge
 from stability_lab.judge.log import Log
 from stability_lab.judge.verdict import Evidence, diverged_at, initial_loss_warning
+from stability_lab.series import JUDGED, Series, summary
 from stability_lab.tracking.jsonl import RunFiles
 
 _log = logging.getLogger("stability_lab")
 Row = dict[str, Any]
 
-LAST = 20  # steps that the final training loss is the mean of
-# Keys of a row that the judge reads, and the field of a Log that each one fills.
-_JUDGED = {
-    "step": "step",
-    "train/loss": "loss",
-    "optim/grad_norm": "grad_norm",
-    "optim/lr": "lr",
-    "tokens": "tokens",
-    "optim/skipped": "skipped",
-    "attn/max_logit": "max_attn_logit",
-}
 # A probe's value is the user's to give; all others are the record's own.
-OWN_KEYS = {*_JUDGED, "train/ppl", "optim/loss_scale", "val/loss", "val/ppl"} - {"attn/max_logit"}
+OWN_KEYS = {*JUDGED, "train/ppl", "optim/loss_scale", "val/loss", "val/ppl"} - {"attn/max_logit"}
 
 
 class Record:
@@ -52,8 +40,7 @@ class Record:
         self.unwritten: list[Row] = []  # judged; the last row waits, for a validation may still be added to it
         self.step = 0
         self.tokens = 0
-        self.series = {key: array("d") for key in _JUDGED}
-        self.every_norm = True  # has each step a gradient norm?
+        self.series = Series()
         self.initial: Row = {}
         self.newest: Row = {}
         self.best: Row = {}
@@ -103,9 +90,7 @@ class Record:
         steps = [row for row in rows if "train/loss" in row]
         for row in steps:
             self._complete(row)
-            for key, values in self.series.items():
-                values.append(row.get(key, math.nan))
-            self.every_norm = self.every_norm and "optim/grad_norm" in row
+            self.series.add(row)
         self.nonfinite = self.nonfinite or any(map(_is_bad, steps))
         events = self._look_back()
         self.unwritten += rows
@@ -133,10 +118,10 @@ class Record:
 
     def _look_back(self) -> list[Event]:
         """New events, and whether the run has diverged; less often in a long run, where each look takes longer."""
-        known, n, events = self.diverged, len(self.series["step"]), []
+        known, n, events = self.diverged, len(self.series), []
         self.diverged = known or self.nonfinite
         if n >= self.next_look:
-            log = self.log()
+            log = self.series.log()
             self.diverged = self.diverged or diverged_at(log, self.evidence["warmup_steps"]) is not None
             events = find_events(log, start=self.looked_at) if self.files else []
             self.looked_at, self.next_look = n, n + max(self.flush_every, n // 100)
@@ -157,15 +142,6 @@ class Record:
             self.tokens += int(row["tokens"])
             row["tokens"] = self.tokens
 
-    def log(self) -> Log:
-        """What was flushed so far; the gradient norm only where every step has one."""
-        fields = {_JUDGED[key]: np.array(values) for key, values in self.series.items()}
-        for name in ("lr", "tokens", "max_attn_logit"):
-            if np.isnan(fields[name]).all():
-                del fields[name]
-        norm = fields.pop("grad_norm") if self.every_norm else None
-        return Log(**{**fields, "grad_norm": norm})
-
     def end(self, status: str, ended_by: str | None, nonfinite_parameter: bool = False) -> Judgement | None:
         """Flush, judge and close, once; None where there was no step to judge."""
         if self.ended:
@@ -178,7 +154,7 @@ class Record:
             # A device that has failed takes its last steps with it, and the error itself matters more than they do.
             _log.warning("the last steps could not be read", exc_info=True)
         self.ended = True
-        log = self.log()
+        log = self.series.log()
         # Weights before a step that is not finite say nothing about the run that it ended.
         final = {} if self.nonfinite else self.newest
         known = {"initial_val_loss": self.initial.get("val/loss"), "final_val_loss": final.get("val/loss")}
@@ -196,31 +172,9 @@ class Record:
 
     def _summary(self, log: Log, final: Row) -> Row:
         """What the summary of `train` holds, as far as a log can tell."""
-        judged: Row = {"verdict": None, "reason": "The run ended before its first step.", "scores": {}, "events": []}
-        if self.judgement:
-            judged = self.judgement.as_dict()
-        judged["events"] = dict(Counter(event["event"] for event in judged["events"]))
-        kept = log.kept()
-        loss, norm = kept.loss, kept.grad_norm
-        assert loss is not None
-        train_loss = float(loss[-LAST:].mean()) if loss.size else None
-        finite = norm[np.isfinite(norm)] if norm is not None else np.empty(0)
-        logits = log.max_attn_logit
-        return {
-            **judged,
-            "steps": self.step,
-            "tokens": self.tokens,
-            "initial": self.initial,
-            "final": {
-                "train/loss": train_loss,
-                "train/ppl": None if train_loss is None else perplexity(train_loss),
-                **final,
-            },
-            "best": self.best,
-            "max_attn_logit": None if logits is None else float(np.nanmax(logits)),
-            "grad_norm": {f"p{q}": float(np.percentile(finite, q)) if finite.size else None for q in (50, 90, 99)},
-            "skipped_steps": len(log) - len(kept),
-        }
+        values = summary(log, self.judgement, self.initial, final, self.best)
+        counts = dict(Counter(event["event"] for event in values["events"]))
+        return values | {"events": counts, "steps": self.step, "tokens": self.tokens}
 
 
 def write_config(files: RunFiles, config: Mapping[str, Any]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,20 +15,32 @@ import torch
 from omegaconf import OmegaConf
 
 from stability_lab import __version__
-from stability_lab.build import Run, build_run, device_of
+from stability_lab.build import Run, build_run, device_of, instantiate
 from stability_lab.compose import Composed
-from stability_lab.config import ConfigError, TrainConfig
-from stability_lab.data.loader import batch_fingerprint
+from stability_lab.config import ConfigError, TrainConfig, printable
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
-from stability_lab.model.gpt import parameter_counts
-from stability_lab.model.init import fingerprints
-from stability_lab.naming import SINGLE_RUNS, claim_directory, run_name
+from stability_lab.ending import flat, last_words
+from stability_lab.facts import facts, opening
+from stability_lab.naming import (
+    CONFIG,
+    MANIFEST,
+    SINGLE_RUNS,
+    SUMMARY,
+    Claim,
+    claim_directory,
+    claim_run,
+    read_object,
+    run_name,
+)
+from stability_lab.resume import Start, go_on, is_complete, machine, moved, prepare, resumed_manifest
+from stability_lab.signals import CTRL_C, Interruption, Terminated, interruption
+from stability_lab.signals import EXIT_CODES as STOP_CODES
 from stability_lab.tracking.jsonl import RunFiles
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
-from stability_lab.training.checkpoint import save_weights
-from stability_lab.training.history import LAST, Row, summarise
-from stability_lab.training.inject import Injector, parse
+from stability_lab.training.checkpoint import NOTHING, CheckpointError, Checkpoints, is_resumable
+from stability_lab.training.history import Row, summarise
+from stability_lab.training.inject import ENDS_THE_PROCESS, Injector, parse
 from stability_lab.training.loop import Loop, Plan
 from stability_lab.training.progress import Progress
 
@@ -44,10 +56,6 @@ class Outcome(NamedTuple):
     exit_code: int
 
 
-class Terminated(BaseException):
-    """SIGTERM, as an exception, so that it ends a run the way Ctrl-C does."""
-
-
 def execute(
     composed: Composed, overrides: Sequence[str], argv: Sequence[str], *, in_sweep: bool, number: int | None
 ) -> Outcome:
@@ -59,46 +67,112 @@ def execute(
         config.if_exists or ("skip" if in_sweep else "new"),
         digest,
     )
-    if claim.finished:
-        _log.info("%s is already finished: skipped (if_exists=new runs it again)", claim.path)
-        return _known(claim.path)
-    files = RunFiles(claim.path)
-    with _log_file(claim.path / "train.log"), _sigterm():
-        try:
-            return _train(composed, overrides, argv, digest, files, number)
-        finally:
-            files.close()
+    return _execute(claim, composed, overrides, argv, number)
 
 
-def _train(
-    composed: Composed,
-    overrides: Sequence[str],
-    argv: Sequence[str],
-    digest: str,
-    files: RunFiles,
-    number: int | None,
+def go_on_with(path: Path, composed: Composed, overrides: Sequence[str], argv: Sequence[str]) -> Outcome:
+    """The same for the run in `path`, from its newest checkpoint."""
+    return _execute(claim_run(path), composed, overrides, argv, None)
+
+
+def _execute(
+    claim: Claim, composed: Composed, overrides: Sequence[str], argv: Sequence[str], number: int | None
 ) -> Outcome:
-    config, path = composed.config, files.path
-    names = sorted(config.stabilizer)
-    job = f"job {number}: " if number is not None else ""
-    _log.info("%sstabilizers: %s", job, ", ".join(names) or "none")
-    notices = [*composed.notices, *_notices(config)]
-    for notice in notices:
-        _log.info("notice: %s", notice)
-    files.write_text("config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(composed.plain))))
-    files.write_json("summary.json", {"status": "running"})
-    tracker: Tracker | None = None
-    loop = run = None
-    status, reason = "failed", None
+    path = claim.path
     try:
+        start = prepare(path, composed) if claim.resumes else Start()
+        if claim.lock is None or (claim.resumes and is_complete(path, composed.config)):
+            how = (
+                "a larger trainer.max_steps goes on with a completed one"
+                if claim.resumes
+                else "if_exists=new runs it again"
+            )
+            _log.info("%s is already finished: skipped (%s)", path, how)
+            return _known(path)
+        with interruption() as stop:
+            try:
+                with _open_files(path) as files:
+                    return Job(composed, list(overrides), list(argv), number, files, start, stop).train()
+            except (KeyboardInterrupt, Terminated):  # once more, while the run's last words were written
+                reason = stop.reason or CTRL_C
+                return Outcome(path, "interrupted", None, None, STOP_CODES[reason])
+            except OSError as error:  # already its first files cannot be written
+                _log.error("failed: %s could not be written: %s", error.filename or path, error.strerror or error)
+                return Outcome(path, "failed", None, None, EXIT_CODES["failed"])
+    finally:
+        if claim.lock is not None:
+            claim.lock.release()
+
+
+@dataclass
+class Job:
+    """One run, or one part of a run that was interrupted, in a folder that is its own."""
+
+    composed: Composed
+    overrides: list[str]
+    argv: list[str]
+    number: int | None
+    files: RunFiles
+    start: Start
+    stop: Interruption
+    run: Run | None = None
+    loop: Loop | None = None
+    tracker: Tracker | None = None
+
+    def train(self) -> Outcome:
+        config, path = self.composed.config, self.files.path
+        job = f"job {self.number}: " if self.number is not None else ""
+        _log.info("%sstabilizers: %s", job, ", ".join(sorted(config.stabilizer)) or "none")
+        notices = [*self.composed.notices, *self.start.notices, *_notices(config)]
+        for notice in notices:
+            _log.info("notice: %s", notice)
+        if not self.start.resumes:
+            self._write_first()
+        status, reason = "failed", None
+        try:
+            progress = self._prepare(notices)
+            assert self.loop is not None
+            self.stop.can_wait = True
+            try:
+                self.loop.run()
+            finally:
+                self.stop.can_wait = False
+                progress.close()
+            status = {None: "completed", "interruption": "interrupted"}.get(self.loop.stopped_by, "diverged")
+            reason = self.stop.reason if status == "interrupted" else None
+        except (KeyboardInterrupt, Terminated):
+            status, reason = "interrupted", self.stop.reason or CTRL_C
+        except ConfigError as error:
+            if self.start.resumes:  # nothing of what the run has was touched
+                raise
+            reason = str(error)
+            _log.error("error: %s", error)
+        except CheckpointError as error:
+            reason = str(error)
+            _log.error("failed: %s; the checkpoints before it and metrics.jsonl are as they were", error)
+        except Exception as error:
+            reason = _what_failed(error, config)
+            _log.error("failed: %s (traceback in %s)", reason, path / "train.log")
+            _log.debug("traceback", exc_info=error)
+        exit_code = STOP_CODES.get(reason or "", EXIT_CODES.get(status, 1))
+        return self._finish(status, reason, exit_code)
+
+    def _write_first(self) -> None:
+        self.files.write_text(CONFIG, OmegaConf.to_yaml(OmegaConf.create(redact(self.composed.plain))))
+        self.files.write_json(SUMMARY, {"status": "running"})
+
+    def _prepare(self, notices: list[str]) -> Progress:
+        """Everything up to the first step; of a run that goes on, its files are touched last."""
+        config, files, start = self.composed.config, self.files, self.start
         reset_peak(device_of(config))
-        run = build_run(config)
-        facts = _facts(run, digest, overrides, notices)
-        tracker = _tracker(run, composed, path)
-        files.write_json("manifest.json", manifest(argv, {"run": path.name, **facts, "tracker_id": tracker.id}))
-        _log.info("%s", _opening(run))
-        progress = Progress(config.trainer.max_steps, path.name)
-        loop = Loop(
+        self.run = run = build_run(config)
+        first = manifest(self.argv, {"run": files.path.name, **facts(run, self.composed, self.overrides, notices)})
+        checkpoints = self._checkpoints(run, first["fingerprint"]) if config.trainer.save_weights else None
+        faults = parse(config.debug.inject)
+        if start.resumes:
+            faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
+        progress = Progress(config.trainer.max_steps, printable(files.path.name), start.step)
+        self.loop = loop = Loop(
             run.model,
             run.step,
             run.schedule,
@@ -107,38 +181,65 @@ def _train(
             run.eval_bytes,
             run.probe_windows,
             _plan(config),
-            _Sink(files, tracker, progress),
-            Injector(parse(config.debug.inject)),
+            _Sink(self, progress),
+            Injector(faults),
+            checkpoints,
+            self.stop.asked,
         )
+        if start.resumes:
+            go_on(start, loop, files)
+            self.start = replace(start, found=NOTHING)  # its tensors are in the model now
+            first = resumed_manifest(start, first, self.argv)
+            if start.changed:
+                self._write_first()
+            files.write_json(SUMMARY, {"status": "running"})
+            if (elsewhere := moved(start, run)) is not None:
+                _log.info("notice: %s", elsewhere)
+        self.tracker = _tracker(run, self.composed, files.path, start.tracker_id)
+        if checkpoints is not None:
+            checkpoints.facts |= {"fingerprint": first["fingerprint"], "tracker_id": self.tracker.id}
+        files.write_json(MANIFEST, first | {"tracker_id": self.tracker.id})
+        _log.info("%s", opening(run))
+        return progress
+
+    def _checkpoints(self, run: Run, digest: str) -> Checkpoints:
+        trainer = run.config.trainer
+        facts = {
+            "config": redact(self.composed.plain),
+            "fingerprint": digest,
+            "data": run.data.fingerprint,
+            "machine": machine(run),
+        }
+        folder = self.files.path / "checkpoints"
+        return Checkpoints(folder, trainer.checkpoint_every, trainer.keep_checkpoints, facts, self.files.sync)
+
+    def _finish(self, status: str, reason: str | None, exit_code: int) -> Outcome:
+        run, loop, files = self.run, self.loop, self.files
+        summary: dict[str, Any] = {"status": status, "exit_code": exit_code}
+        if run is not None and loop is not None:
+            summary |= self._judged(run, loop, status)
+            # The judge has the last word: a finite divergence ends a run as a non-finite one does.
+            if summary["status"] == "completed" and summary["verdict"] == "diverged":
+                summary |= {"status": "diverged", "exit_code": EXIT_CODES["diverged"]}
+        if reason is not None:
+            summary["ended_by"] = reason
         try:
-            loop.run()
-        finally:
-            progress.done()
-        status = "diverged" if loop.stopped_by else "completed"
-    except (KeyboardInterrupt, Terminated) as stop:
-        status, reason = "interrupted", "Ctrl-C" if isinstance(stop, KeyboardInterrupt) else "SIGTERM"
-    except ConfigError as error:
-        reason = str(error)
-        _log.error("error: %s", error)
-    except Exception as error:
-        reason = _what_failed(error, config)
-        _log.error("failed: %s (traceback in %s)", reason, path / "train.log")
-        _log.debug("traceback", exc_info=error)
-    exit_code = {"Ctrl-C": 130, "SIGTERM": 143}.get(reason or "", EXIT_CODES.get(status, 1))
-    return _finish(run, loop, tracker, files, status, reason, exit_code)
+            files.write_json(SUMMARY, summary)
+        except OSError as error:
+            _log.error(
+                "failed: summary.json could not be written (%s); metrics.jsonl has what was measured", error.strerror
+            )
+            summary |= {"status": "failed", "exit_code": EXIT_CODES["failed"]}
+        if self.tracker is not None:
+            self.tracker.finish(flat(summary), summary["exit_code"])
+        if summary["status"] in ("interrupted", "failed") and is_resumable(files.path / "checkpoints"):
+            _log.info("to go on: python -m stability_lab train resume=%s", shlex.quote(str(files.path)))
+        if loop is not None:
+            _log.info("%s", last_words(summary, files.path, self.tracker))
+        final = summary.get("final", {}).get("val/loss")
+        return Outcome(files.path, summary["status"], summary.get("verdict"), final, summary["exit_code"])
 
-
-def _finish(
-    run: Run | None,
-    loop: Loop | None,
-    tracker: Tracker | None,
-    files: RunFiles,
-    status: str,
-    reason: str | None,
-    exit_code: int,
-) -> Outcome:
-    summary: dict[str, Any] = {"status": status, "exit_code": exit_code}
-    if run is not None and loop is not None:
+    def _judged(self, run: Run, loop: Loop, status: str) -> dict[str, Any]:
         if status in ("interrupted", "failed"):
             try:
                 loop.flush()
@@ -153,50 +254,30 @@ def _finish(
             run.schedule.warmup_steps,
         )
         events = judged.pop("events")
-        files.replace_events(events)
+        try:
+            self.files.replace_events(events)
+        except OSError as error:
+            _log.error("events.jsonl could not be completed: %s", error.strerror)
         for note in judged.get("notes", ()):
             _log.info("note: %s", note)
-        summary |= judged | {"events": dict(Counter(event["event"] for event in events))}
-        summary["perf/peak_memory_bytes"] = peak_bytes(run.device)
-        if run.config.trainer.save_weights and loop.history.n:
-            try:
-                save_weights(run.model, files.path / "checkpoints" / "last")
-            except Exception as error:  # a full disk, which safetensors wraps in an error of its own
-                reason = f"the weights could not be saved: {str(error).splitlines()[0]}"
-                summary |= {"status": "failed", "exit_code": 1}
-                _log.error("failed: %s", reason)
-        # The judge has the last word: a finite divergence ends a run as a non-finite one does.
-        if summary["status"] == "completed" and summary["verdict"] == "diverged":
-            summary |= {"status": "diverged", "exit_code": EXIT_CODES["diverged"]}
-    if reason is not None:
-        summary["ended_by"] = reason
-    try:
-        files.write_json("summary.json", summary)
-    except OSError as error:
-        _log.error(
-            "failed: summary.json could not be written (%s); metrics.jsonl has what was measured", error.strerror
-        )
-        summary |= {"status": "failed", "exit_code": 1}
-    if tracker is not None:
-        tracker.finish(_flat(summary), summary["exit_code"])
-    if loop is not None:
-        _log.info("%s", _last_words(summary, files.path, tracker))
-    final = summary.get("final", {}).get("val/loss")
-    return Outcome(files.path, summary["status"], summary.get("verdict"), final, summary["exit_code"])
+        counts = dict(Counter(event["event"] for event in events))
+        return judged | {"events": counts, "perf/peak_memory_bytes": peak_bytes(run.device)}
 
 
 class _Sink:
-    def __init__(self, files: RunFiles, tracker: Tracker, progress: Progress):
-        self.files, self.tracker, self.progress = files, tracker, progress
+    def __init__(self, job: Job, progress: Progress):
+        self.job, self.progress = job, progress
 
     def rows(self, rows: Sequence[Row]) -> None:
-        self.files.log_rows(rows)
-        self.tracker.log(rows)
+        self.job.files.log_rows(rows)
+        if self.job.tracker is not None:
+            self.job.tracker.log(rows)
         self.progress.show(rows[-1])
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self.files.log_event(dict(event))
-        self.tracker.event(event)
+        self.job.files.log_event(dict(event))
+        if self.job.tracker is not None:
+            self.job.tracker.event(event)
 
 
 def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
@@ -211,10 +292,9 @@ def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
 
 
 def _known(path: Path) -> Outcome:
-    import json
-
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    loss = summary.get("final", {}).get("val/loss")
+    summary = read_object(path / SUMMARY)
+    final = summary.get("final")
+    loss = final.get("val/loss") if isinstance(final, dict) else None
     return Outcome(path, summary["status"], summary.get("verdict"), loss, EXIT_CODES[summary["status"]])
 
 
@@ -241,60 +321,11 @@ def _notices(config: TrainConfig) -> Iterator[str]:
         yield f"schedule.warmup_steps={warmup} is longer than the run and cut to its {steps} steps"
 
 
-def _tracker(run: Run, composed: Composed, path: Path) -> Mirror:
-    from stability_lab.build import instantiate
-
+def _tracker(run: Run, composed: Composed, path: Path, resume_id: str | None) -> Mirror:
     tracking = instantiate(run.config.tracking, "tracking")
     tags = tuple(s.name for s in run.stabilizers) or ("none",)
-    return Mirror(tracking.start(RunInfo(path.name, path.parent.name, tags, redact(composed.plain), path)))
-
-
-def _facts(run: Run, digest: str, overrides: Sequence[str], notices: Sequence[str]) -> dict[str, Any]:
-    """What `compare` needs to know whether two runs may be compared."""
-    trainer = run.config.trainer
-    per_step = trainer.micro_batch_size * trainer.grad_accum_steps
-    return {
-        "group": run.config.group or SINGLE_RUNS,
-        "fingerprint": digest,
-        "overrides": redact(list(overrides)),
-        "stabilizers": [s.name for s in run.stabilizers],
-        "recipe": run.config.recipe,
-        "seams": {seam: list(owners) for seam, owners in run.model.seams.owners.items()},
-        "attention": {"backend": run.model.backend.name, "reason": run.model.backend.reason},
-        "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "precision": trainer.precision,
-        "compile": trainer.compile,
-        "deterministic": trainer.deterministic,
-        "parameters": parameter_counts(run.model),
-        "data": {
-            **run.data.corpus,
-            "fingerprint": run.data.fingerprint,
-            "vocab_size": run.data.vocab_size,
-            "train_tokens": run.data.train_tokens,
-            "val_tokens": run.data.val_tokens,
-            "unigram_entropy": run.data.unigram_entropy,
-            "first_batch": batch_fingerprint(run.sampler.batch(0, per_step)),
-            "last_batch": batch_fingerprint(run.sampler.batch((trainer.max_steps - 1) * per_step, per_step)),
-            "validation": batch_fingerprint(run.eval_windows.cpu().numpy()),
-            "probe": batch_fingerprint(run.probe_windows.cpu().numpy()),
-        },
-        "init": fingerprints(run.model),
-        "notices": list(notices),
-    }
-
-
-def _opening(run: Run) -> str:
-    counts, config = parameter_counts(run.model), run.config
-    tokens = config.trainer.micro_batch_size * config.trainer.grad_accum_steps * config.model.seq_len
-    threads = f" ({torch.get_num_threads()} threads)" if run.device.type == "cpu" else ""
-    seams = "; ".join(f"{seam} <- {', '.join(owners)}" for seam, owners in run.model.seams.owners.items())
-    return (
-        f"{config.model.name}: {counts['total']:,} parameters, {counts['non_embedding']:,} without embeddings; "
-        f"{run.device}{threads}, {config.trainer.precision}; attention {run.model.backend.name} "
-        f"({run.model.backend.reason}); seams {seams or 'all empty'}; "
-        f"{run.data.train_tokens:,} training tokens, {tokens:,} a step"
-    )
+    group = path.absolute().parent.name
+    return Mirror(tracking.start(RunInfo(path.name, group, tags, redact(composed.plain), path, resume_id=resume_id)))
 
 
 def _what_failed(error: Exception, config: TrainConfig) -> str:
@@ -302,82 +333,27 @@ def _what_failed(error: Exception, config: TrainConfig) -> str:
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error):
         half = max(1, config.trainer.micro_batch_size // 2)
         return f"out of memory: try trainer.micro_batch_size={half} with more trainer.grad_accum_steps ({text})"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return f"{type(error).__name__}: {text}"
 
 
-def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) -> str:
-    final, initial = summary["final"], summary["initial"]
-    lines = {
-        "status": f"{summary['status']} (exit code {summary['exit_code']})",
-        "verdict": f"{summary['verdict']}: {summary['reason']}",
-        "train": _loss(final, "train")
-        + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
-        "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
-        "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
-        "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
-        "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
-        "files": str(path),
-        "W&B": tracker.hint if tracker is not None else "not started",
-    }
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
-
-
-def _spikes(scores: Mapping[str, Any]) -> str:
-    """By OLMo-core's rule, or the robust one where the run is too short for that."""
-    for name in ("olmo_core", "robust"):
-        score = scores.get(name)
-        if score is not None and score["score"] is not None:
-            return (
-                f"{score['n_spikes']} in {score['n_scored']} scored steps "
-                f"({name}: score {score['score']:.2f}%, one spike is {score['resolution']:.2f}%)"
-            )
-    return f"not scored: {scores['robust']['reason']}" if scores else "not scored"
-
-
-def _loss(values: Mapping[str, Any], split: str) -> str:
-    loss, ppl = values.get(f"{split}/loss"), values.get(f"{split}/ppl")
-    return f"loss {_number(loss, '.4f')}  perplexity {_number(ppl, '.2f')}"
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "not measured" if value is None else format(value, spec)
-
-
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[prefix + key] = value
-    return flat
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk is reported once, by the run, and not by every line that is lost."""
 
 
 @contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    handler = logging.FileHandler(path, encoding="utf-8")
+def _open_files(path: Path) -> Iterator[RunFiles]:
+    files = RunFiles(path)
+    handler = _LogFile(path / "train.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.DEBUG)
     _log.addHandler(handler)
     try:
-        yield
+        yield files
     finally:
+        files.close()
         _log.removeHandler(handler)
-        handler.close()
-
-
-@contextmanager
-def _sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise Terminated
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        with suppress(OSError):
+            handler.close()

@@ -21,11 +21,13 @@ LONGEST_FILE = 400
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"config", "seams", "numerics", "judge"},
+    {"config", "seams", "numerics", "judge", "lock", "signals"},
     {"model", "objective", "stabilizers", "data", "tracking", "compose", "naming"},
     {"diagnostics", "analysis"},
+    {"series"},
     {"training", "record"},
     {"build", "monitor"},
+    {"resume", "ending", "facts"},
     {"compare", "cost", "run", "evaluate", "listing", "runs", "score", "sync"},
     {"plan"},
     {"launch"},

@@ -140,7 +140,7 @@ def test_from_plain_reads_what_compose_gives(plain: dict[str, Any]) -> None:
         ("model.n_heads", 5, "model.n_heads=5: must divide model.d_model=128; near it are 4, 2, 8"),
         ("model.n_kv_heads", 3, "model.n_kv_heads=3: must divide model.n_heads=4"),
         ("model.n_heads", 128, "model.n_heads=128: RoPE needs an even head_dim"),
-        ("if_exists", "maybe", "if_exists=maybe: must be one of new, skip, error, overwrite"),
+        ("if_exists", "maybe", "if_exists=maybe: must be one of new, skip, resume, error, overwrite"),
         ("seed", True, "seed=True: must be a whole number"),
         ("stabilizer", None, "stabilizer=null: must be a group of keys, and null is none"),
     ],

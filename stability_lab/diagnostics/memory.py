@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def reset_peak(device: torch.device) -> None:
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             _CLEAR_REFS.write_text("5")
+
+
+def physical_bytes(device: torch.device) -> int | None:
+    """The device's whole memory, of a CPU the machine's; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def peak_bytes(device: torch.device) -> int | None:

@@ -35,8 +35,43 @@ class RunFiles:
         """Append one line to `events.jsonl`."""
         self._append(EVENTS, [event])
 
+    def sync(self) -> None:
+        """Bring the rows and events so far to the disk, where a power cut does not reach them."""
+        for descriptor in self._open.values():
+            os.fsync(descriptor)
+
+    def set_aside(self, name: str, step: int) -> Path | None:
+        """Move the lines of `name` after `step`, a torn one too, to a file beside it, and return that; None without.
+
+        They are whole in the new file before they leave the old one.
+        """
+        assert name not in self._open
+        with (self.path / name).open("rb+") as file:
+            end = 0
+            for line in file:
+                number = (_row(line) or {}).get("step")
+                if not isinstance(number, int) or number > step:
+                    break
+                end += len(line)
+            file.seek(end)
+            rest = file.read()
+            if not rest:
+                return None
+            aside, number = self.path / f"{name}.after-step-{step}-1", 1
+            while aside.exists():
+                number += 1
+                aside = self.path / f"{name}.after-step-{step}-{number}"
+            with aside.open("xb") as copy:
+                copy.write(rest)
+                copy.flush()
+                os.fsync(copy.fileno())
+            file.truncate(end)
+        return aside
+
     def replace_events(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Put the events as known at the end of a run in place of those noted on the way."""
+        """Put the events as they are known now in place of those noted on the way."""
+        if EVENTS in self._open:  # of the file that is replaced
+            os.close(self._open.pop(EVENTS))
         self.write_text(EVENTS, "".join(json.dumps(dict(event)) + "\n" for event in events))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
@@ -93,11 +128,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_row(line: str | bytes) -> bool:
+def _row(line: str | bytes) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(line), dict)
+        row = json.loads(line)
     except ValueError:
-        return False
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_row(line: str | bytes) -> bool:
+    return _row(line) is not None
 
 
 def _mend(path: Path, descriptor: int) -> None:

@@ -21,7 +21,10 @@ _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "wandb")
 _GIT_TIMEOUT_S = 2.0
 
 # Keys that change neither a weight nor a metric.
-_NOT_COMPUTED = frozenset({"tracking", "output_dir", "run_name", "group", "if_exists", "sweep", "hydra", "recipe"})
+_NOT_COMPUTED = frozenset(
+    {"tracking", "output_dir", "run_name", "group", "if_exists", "resume", "sweep", "hydra", "recipe"}
+)
+_ONLY_WRITTEN = frozenset({"log_every", "checkpoint_every", "keep_checkpoints"})
 
 _HIDDEN = "[redacted]"
 _SECRET_ENV = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -37,7 +40,7 @@ _REVISION_WORDS = frozenset({"revision", "commit", "sha", "hash", "fingerprint"}
 def manifest(argv: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Versions, git state, platform, command line without secrets, and time; `extra` is merged as it is."""
     return {
-        "versions": _versions(),
+        "versions": versions(),
         "git": git_state(Path(stability_lab.__file__).parent),
         "platform": platform.platform(),
         "argv": redact(list(sys.argv if argv is None else argv)),
@@ -46,7 +49,7 @@ def manifest(argv: Sequence[str] | None = None, extra: Mapping[str, Any] | None 
     }
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {
         "stability_lab": stability_lab.__version__,
         "python": platform.python_version(),
@@ -86,7 +89,7 @@ def fingerprint(config: Mapping[str, Any], version: str) -> str:
     computed = {key: value for key, value in config.items() if key not in _NOT_COMPUTED}
     trainer = computed.get("trainer")
     if isinstance(trainer, Mapping):
-        computed["trainer"] = {key: value for key, value in trainer.items() if key != "log_every"}
+        computed["trainer"] = {key: value for key, value in trainer.items() if key not in _ONLY_WRITTEN}
     canonical = json.dumps({"config": computed, "version": version}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

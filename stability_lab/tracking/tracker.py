@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 _log = logging.getLogger("stability_lab")
+
+
+def valid_id(value: object) -> bool:
+    """Whether a file's value can be a tracker's id, which becomes part of file names."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", value) is not None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@
 | all_ignored@k | no target is valid |
 | raise@k | an exception |
 | kill@k | the process kills itself (SIGKILL) before the step |
+| kill_in_checkpoint@k | a checkpoint is written after the step, and the process kills itself inside the write |
+
+A run that is resumed goes past the last three: a fault that comes back for ever could not be recovered from.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from torch import Tensor
 from stability_lab.config import ConfigError
 from stability_lab.objective.loss import IGNORE
 
-KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "all_ignored", "raise", "kill")
+ENDS_THE_PROCESS = ("raise", "kill", "kill_in_checkpoint")
+KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "all_ignored", *ENDS_THE_PROCESS)
 NGRAM = 4  # tokens of the n-gram that a bad batch repeats
 
 
@@ -70,6 +74,14 @@ class Injector:
         self.faults: dict[int, list[Fault]] = {}
         for fault in faults:
             self.faults.setdefault(fault.step, []).append(fault)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after this step."""
+        return "kill_in_checkpoint" in self._kinds(step)
+
+    def in_checkpoint(self, step: int) -> None:
+        if "kill_in_checkpoint" in self._kinds(step):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def before(self, step: int) -> None:
         kinds = self._kinds(step)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +15,13 @@ from stability_lab.diagnostics.probe import perplexity, probe_attention, validat
 from stability_lab.judge.events import find_events
 from stability_lab.judge.verdict import diverged_at
 from stability_lab.model.gpt import GPT
+from stability_lab.training.checkpoint import Checkpoints, State, weights_of
 from stability_lab.training.history import History, Row
 from stability_lab.training.inject import Injector
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import COLUMNS, TrainStep, autocast
+
+_log = logging.getLogger("stability_lab")
 
 
 class Sink(Protocol):
@@ -45,7 +49,12 @@ class Plan:
 class Loop:
     """Runs a `TrainStep` to its end; `history` is valid at any moment, also after an exception.
 
-    `stopped_by` is None, `nonfinite` (the last row is the bad step) or `divergence` (finite; evaluated before the end).
+    `stopped_by` is None, `nonfinite` (the last row is the bad step), `divergence` (finite; evaluated before the end) or
+    `interruption`: `interrupted`, asked after each step, said so.
+
+    Flushes, looks for events and looks for a divergence fall on steps that follow from the step's number alone. What
+    comes when the clock or a person wants it, a checkpoint or an interruption, flushes in between and moves none of
+    them. So a run that is resumed from a checkpoint goes on as if it had never stopped.
     """
 
     def __init__(
@@ -60,48 +69,129 @@ class Loop:
         plan: Plan,
         sink: Sink,
         injector: Injector | None = None,
+        checkpoints: Checkpoints | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
     ):
         self.model, self.step, self.schedule, self.sampler = model, step, schedule, sampler
         self.eval_windows, self.eval_bytes, self.probe_windows = eval_windows, eval_bytes, probe_windows
         self.plan, self.sink = plan, sink
         self.injector = injector or Injector()
-        self.history = History(plan.max_steps)
+        self.checkpoints, self.interrupted = checkpoints, interrupted
+        self.history = History()
         self.stopped_by: str | None = None
-        self._buffer = torch.zeros(plan.log_every, len(COLUMNS), device=step.device)
+        self._buffer = torch.zeros(min(plan.log_every, plan.max_steps), len(COLUMNS), device=step.device)
         self._pending: list[Row] = []
-        self._spent = 0.0
+        self._spent, self._timed = 0.0, 0  # seconds and steps since the speed was last reported
         self._next_check = 0
         self._judged = 0  # rows whose events are delivered
 
     def run(self) -> None:
-        self.history.add_measured(self._measure(validation=True, probe=True))
-        for step in range(1, self.plan.max_steps + 1):
+        """From the first step, or the one after `load_state`, to the end. CheckpointError where the disk is full."""
+        plan = self.plan
+        if not self.history.n:
+            self.history.add_measured(self._measure(validation=True, probe=True))
+        for step in range(self.history.n + 1, plan.max_steps + 1):
             started = time.perf_counter()
             self._train(step)
-            last = step == self.plan.max_steps
-            validation = _due(step, self.plan.eval_every, last)
-            probe = _due(step, self.plan.probe_every, last)
-            if not (validation or probe or len(self._pending) == self.plan.log_every):
+            last = step == plan.max_steps
+            validation = _due(step, plan.eval_every, last)
+            probe = _due(step, plan.probe_every, last)
+            scheduled = validation or probe or step % plan.log_every == 0
+            saves = self._saves(step, last)
+            if not last and self.interrupted():
+                self.stopped_by = "interruption"
+            if not (scheduled or saves or self.stopped_by):
                 self._spent += time.perf_counter() - started
                 continue
             values = self._buffer[: len(self._pending)].tolist()
             self._spent += time.perf_counter() - started
-            rows = self._complete(values)
-            if self.stopped_by is None and not last and self._has_diverged():
+            rows = self._complete(values, scheduled)
+            if scheduled and not last and self.stopped_by is None and self._has_diverged():
                 self.stopped_by = "divergence"
                 validation = probe = True
-            if self.stopped_by != "nonfinite":
-                measured = self._measure(validation, probe)
-                self.history.add_measured(measured)
-                rows[-1] |= measured
-            self._deliver(rows, at_end=last or self.stopped_by is not None)
-            if self.stopped_by is not None:
+            if scheduled and self.stopped_by != "nonfinite":
+                rows[-1] |= self._measured(validation, probe)
+            ends = last or self.stopped_by in ("nonfinite", "divergence")
+            self._deliver(rows, scheduled, ends)
+            if saves or self.stopped_by:
+                self._save()
+            if self.stopped_by:
                 return
 
     def flush(self) -> None:
         """Deliver what is still on the device; for a run that ends by an exception."""
         if self._pending:
-            self._deliver(self._complete(self._buffer[: len(self._pending)].tolist()), at_end=True)
+            self._deliver(self._complete(self._buffer[: len(self._pending)].tolist(), True), True, ends=True)
+
+    def state(self) -> State:
+        """Everything that the steps to come depend on; only right after a flush."""
+        assert not self._pending
+        columns, measured = self.history.state()
+        training = {
+            **self.step.state(),
+            **{f"series/{key}": torch.from_numpy(values) for key, values in columns.items()},
+            "random/cpu": torch.get_rng_state(),
+        }
+        if self.step.device.type == "cuda":
+            training["random/cuda"] = torch.cuda.get_rng_state(self.step.device)
+        n = self.history.n
+        plain = {"step": n, "tokens": n * self._tokens_a_step, "history": measured}
+        plain |= {"next_check": self._next_check, "judged": self._judged}
+        if hasattr(self.sampler, "state_dict"):  # a stream's; otherwise the step says which samples come next
+            plain["sampler"] = self.sampler.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
+        return State(weights_of(self.model), training, plain)
+
+    def load_state(self, state: State) -> None:
+        """Go on from `state`; ValueError where it is not one of this model and configuration."""
+        plain, tensors = state.plain, state.training
+        device = self.step.device
+        columns = {k.removeprefix("series/"): v.numpy() for k, v in tensors.items() if k.startswith("series/")}
+        try:
+            self.model.load_state_dict(state.model)
+            self.step.load_state(tensors)
+            self.history.load_state(columns, plain["history"])
+            self._next_check, self._judged = int(plain["next_check"]), int(plain["judged"])
+            if "sampler" in plain:
+                self.sampler.load_state_dict(plain["sampler"])  # pyright: ignore[reportAttributeAccessIssue]
+            torch.set_rng_state(tensors["random/cpu"])
+            if device.type == "cuda" and "random/cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["random/cuda"], device)
+        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(str(error).splitlines()[0]) from error
+        if self.history.n != plain["step"]:
+            raise ValueError(f"it holds {self.history.n} rows for {plain['step']} steps")
+
+    def events_so_far(self) -> list[Row]:
+        """The events that have been delivered by now, with length and recovery as known today."""
+        return [event.as_dict() for event in find_events(self.history.log().rows(slice(self._judged)))]
+
+    @property
+    def _tokens_a_step(self) -> int:
+        return self.plan.micro_batch_size * self.plan.grad_accum_steps * self.plan.seq_len
+
+    def _saves(self, step: int, last: bool) -> bool:
+        if self.checkpoints is None:
+            return False
+        return last or self.checkpoints.due(step) or self.injector.saves(step)
+
+    def _save(self) -> None:
+        """A checkpoint; of a run that a bad step has ended the weights before it, which is where it stopped."""
+        if self.checkpoints is None:
+            return
+        n = self.history.n
+        if self.stopped_by == "nonfinite":
+            saved = self.checkpoints.save_last_weights(weights_of(self.model), n - 1)
+        else:
+            saved = self.checkpoints.save(self.state(), lambda: self.injector.in_checkpoint(n))
+        if not saved:
+            _log.warning("no checkpoint at step %d: a weight is not finite, so the one before it stays", n)
+
+    def _measured(self, validation: bool, probe: bool) -> Row:
+        measured = self._measure(validation, probe)
+        is_best = self.history.add_measured(measured)
+        if is_best and self.checkpoints is not None:
+            self.checkpoints.save_best(weights_of(self.model), self.history.n, self.history.best)
+        return measured
 
     def _train(self, step: int) -> None:
         plan, inject = self.plan, self.injector
@@ -116,7 +206,7 @@ class Loop:
         self._buffer[len(self._pending)] = self.step(batch, lr, targets, inject.poison(step))
         self._pending.append({"step": step, "tokens": step * n * plan.seq_len, "optim/lr": lr})
 
-    def _complete(self, values: list[list[float]]) -> list[Row]:
+    def _complete(self, values: list[list[float]], timed: bool) -> list[Row]:
         """Rows of the pending steps; where a bad step stops the run, up to it, for no later one changed anything."""
         rows = []
         for row, measured in zip(self._pending, values, strict=True):
@@ -132,16 +222,18 @@ class Loop:
             if bad and self.step.on_nonfinite == "stop":
                 self.stopped_by = "nonfinite"
                 break
-        tokens_per_step = rows[0]["tokens"] / rows[0]["step"]
-        rows[-1]["perf/tokens_per_s"] = tokens_per_step * len(self._pending) / max(self._spent, 1e-9)
-        self.history.tokens_per_s.append(rows[-1]["perf/tokens_per_s"])
-        self._pending, self._spent = [], 0.0
+        self._timed += len(self._pending)
+        self._pending = []
+        if timed:
+            rows[-1]["perf/tokens_per_s"] = self._tokens_a_step * self._timed / max(self._spent, 1e-9)
+            self.history.tokens_per_s.append(rows[-1]["perf/tokens_per_s"])
+            self._spent, self._timed = 0.0, 0
         return rows
 
-    def _deliver(self, rows: list[Row], at_end: bool) -> None:
+    def _deliver(self, rows: list[Row], scheduled: bool, ends: bool) -> None:
         self.sink.rows(rows)
         # Events are looked for a hundred times in a run: at every flush, the cost would grow with its square.
-        if at_end or self.history.n - self._judged >= self.plan.max_steps / 100:
+        if ends or (scheduled and self.history.n - self._judged >= self.plan.max_steps / 100):
             for event in find_events(self.history.log(), start=self._judged):
                 self.sink.event(event.as_dict())
             self._judged = self.history.n

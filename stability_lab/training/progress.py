@@ -14,14 +14,15 @@ LINES = 20  # plain lines a run
 
 
 class Progress:
-    """`show` takes the last row of a flush; `done` ends the display."""
+    """`show` takes the last row of a flush; `close` ends the display. `done` steps lie before this part of the run."""
 
-    def __init__(self, max_steps: int, name: str):
-        self.max_steps = max_steps
+    def __init__(self, max_steps: int, name: str, done: int = 0):
+        self.max_steps, self.first = max_steps, done
+        self.tokens_per_s = 0.0
         self.started = time.monotonic()
         self.next_line = 0.0
         self.bar = (
-            tqdm(total=max_steps, desc=name[:32], unit="step", dynamic_ncols=True, leave=False)
+            tqdm(total=max_steps, initial=done, desc=name[:32], unit="step", dynamic_ncols=True, leave=False)
             if sys.stderr.isatty()
             else None
         )
@@ -29,9 +30,10 @@ class Progress:
     def show(self, row: Mapping[str, float]) -> None:
         step = int(row["step"])
         loss, ppl = (float("nan") if row[key] is None else row[key] for key in ("train/loss", "train/ppl"))
+        self.tokens_per_s = row.get("perf/tokens_per_s", self.tokens_per_s)
+        speed = f"  {self.tokens_per_s:,.0f} tok/s" if self.tokens_per_s else ""
         text = (
-            f"loss {loss:.4f}  ppl {ppl:.2f}  grad_norm {row['optim/grad_norm']:.3g}  "
-            f"lr {row['optim/lr']:.2e}  {row.get('perf/tokens_per_s', 0):,.0f} tok/s"
+            f"loss {loss:.4f}  ppl {ppl:.2f}  grad_norm {row['optim/grad_norm']:.3g}  lr {row['optim/lr']:.2e}{speed}"
         )
         if "val/loss" in row:
             text += f"  val {row['val/loss']:.4f}"
@@ -44,10 +46,10 @@ class Progress:
         if on_console:
             self.next_line = step + self.max_steps / LINES
         elapsed = time.monotonic() - self.started
-        eta = elapsed / step * (self.max_steps - step)
+        eta = elapsed / (step - self.first) * (self.max_steps - step)
         line = f"step {step}/{self.max_steps}  {text}  ETA {int(eta // 60)}:{int(eta % 60):02d}"
         _log.info("%s", line, extra={"only_file": not on_console})
 
-    def done(self) -> None:
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()

@@ -7,7 +7,7 @@ loop copies to the host when it flushes. Shape letters: A micro-batches, B seque
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, _amp_update_scale_, _foreach_norm  # pyright: ignore[reportPrivateImportUsage]
@@ -120,6 +120,40 @@ class TrainStep:
         self.scale.update(overflow.float())
         row = (loss, *(s * inv_n for s in sums[1:4]), sums[4], norm, coef, scale, skipped, bound, bad, empty)
         return torch.stack([value.float() for value in row])
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer, loss scale and stop flag by name: all that a step leaves behind beside the weights."""
+        tensors = {"scale/value": self.scale.value, "scale/good_steps": self.scale.good_steps, "stopped": self.stopped}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `state`; ValueError where a tensor is missing or of another shape."""
+        parameters = dict(self.model.named_parameters())
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            kind, _, rest = key.partition("/")
+            if kind == "optimizer":
+                field, _, name = rest.partition("/")
+                parameter = parameters.get(name)
+                if parameter is None or (field != "step" and value.shape != parameter.shape):
+                    raise ValueError(f"{key} fits no parameter of this model")
+                state.setdefault(parameter, {})[field] = value.to(self.device).clone()
+        for owner, keys in state.items():
+            if keys.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError(f"the optimizer's state holds {sorted(keys)} for a parameter of shape {owner.shape}")
+        for name, target in (
+            ("scale/value", self.scale.value),
+            ("scale/good_steps", self.scale.good_steps),
+            ("stopped", self.stopped),
+        ):
+            if name not in tensors or tensors[name].shape != target.shape or tensors[name].dtype != target.dtype:
+                raise ValueError(f"{name} is missing or of another kind")
+            target.copy_(tensors[name])
+        self.optimizer.state.clear()
+        self.optimizer.state.update(state)
 
     def _accumulate(self, inputs: Tensor, targets: Tensor, inv_n: Tensor) -> tuple[list[Tensor], Tensor]:
         """Backward over all micro-batches; sums of ce, terms, z_raw, log_z, then the maxima of |log Z| and bound."""

@@ -135,3 +135,39 @@ def test_replaced_files_are_whole(tmp_path, monkeypatch):
         "metrics.jsonl",
         "summary.json",
     ]
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 4, "lo'])
+def test_rows_after_a_step_are_set_aside_and_none_is_lost(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    kept, rest = '{"step": 1}\n{"step": 2}\n', '{"step": 3}\n' + torn
+    for number in (1, 2):
+        path.write_text(kept + rest)
+        aside = RunFiles(tmp_path).set_aside("metrics.jsonl", 2)
+        assert aside == tmp_path / f"metrics.jsonl.after-step-2-{number}"
+        assert aside.read_text() == rest
+        assert path.read_text() == kept
+    files = RunFiles(tmp_path)
+    assert files.set_aside("metrics.jsonl", 2) is None
+    assert files.set_aside("events.jsonl", 2) is None
+    files.log_rows([{"step": 3}])
+    files.sync()
+    files.close()
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"step": "3"}', '{"step": null}', "{}", "\x00"])
+def test_what_is_no_row_is_set_aside_too(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + "\n")
+    aside = RunFiles(tmp_path).set_aside("metrics.jsonl", 5)
+    assert aside is not None
+    assert aside.read_text() == line + "\n"
+
+
+def test_events_that_are_replaced_can_be_appended_to(tmp_path):
+    files = RunFiles(tmp_path)
+    files.log_event({"event": "spike", "step": 1})
+    files.replace_events([{"event": "spike", "step": 2}])
+    files.log_event({"event": "spike", "step": 3})
+    files.close()
+    assert [event["step"] for event in read_rows(tmp_path / "events.jsonl")] == [2, 3]

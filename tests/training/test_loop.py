@@ -130,7 +130,7 @@ def rows(loss: list[float | None], grad_norm: list[float], skipped: list[float])
 
 
 def test_skipped_steps_are_counted_and_not_judged():
-    history = History(max_steps=4)
+    history = History()
     for row in rows([5.0, 4.0, None, 3.0], [1.0, math.inf, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]):
         history.add(row)
     summary = summarise(history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
@@ -142,7 +142,7 @@ def test_skipped_steps_are_counted_and_not_judged():
 
 
 def test_summary_of_a_run_without_a_step():
-    summary = summarise(History(5), nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    summary = summarise(History(), nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
     assert summary["verdict"] is None
     assert summary["steps"] == 0
     assert summary["max_attn_logit"] is None
