@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from stability_lab.training.step import TrainStep
 PACKAGE = "stability_lab."
 _STATE_BYTES = 16  # of a parameter: fp32 weight, gradient and two moments
 _LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
-DEFAULT_THREADS = torch.get_num_threads()
+_default_threads = torch.get_num_threads()
 
 
 def instantiate(node: Mapping[str, Any], key: str) -> Any:
@@ -180,10 +181,16 @@ class Run(NamedTuple):
     probe_windows: torch.Tensor  # (P, T+1)
 
 
+def share_threads(workers: int) -> None:
+    """In this process, one of `workers` that train at once: CPU threads of a run that does not ask for a number."""
+    global _default_threads
+    _default_threads = max(1, min(_default_threads, len(os.sched_getaffinity(0)) // workers))
+
+
 def build_run(config: TrainConfig) -> Run:
     """Model and optimizer on the device, with initial weights that depend on (init seed, parameter name) only."""
     device = device_of(config)
-    torch.set_num_threads(config.trainer.threads or DEFAULT_THREADS)
+    torch.set_num_threads(config.trainer.threads or _default_threads)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     stabilizers = build_stabilizers(config)
     seams = fill_seams(stabilizers)

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from stability_lab import __version__
+from stability_lab import __version__, console
 from stability_lab.config import ConfigError, did_you_mean, printable
 
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(__version__)
         return 0
-    _console()
+    console.set_up()
     try:
         return _dispatch(argv[0], argv[1:])
     except ConfigError as error:
@@ -69,15 +69,3 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
-
-
-def _console() -> None:
-    """Messages for people go to standard output; details stay in a run's train.log."""
-    log = logging.getLogger("stability_lab")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setLevel(logging.INFO)
-    handler.setFormatter(_Printable("%(message)s"))
-    handler.addFilter(lambda record: not getattr(record, "only_file", False))
-    log.handlers = [handler]
-    log.setLevel(logging.DEBUG)
-    log.propagate = False

@@ -144,6 +144,12 @@ class StabilityConfig:
 
 
 @dataclass
+class SweepConfig:
+    strict: bool = _key()  # a diverged run is an error too: exit code 3
+    fail_fast: bool = _key()  # no further job starts after one that failed
+
+
+@dataclass
 class DebugConfig:
     inject: list[str] | None = _key()  # faults, `training/inject.py`
 
@@ -171,6 +177,7 @@ class TrainConfig:
     diagnostics: DiagnosticsConfig = _key()
     tracking: dict[str, Any] = _key()
     stability: StabilityConfig = _key()
+    sweep: SweepConfig = _key()
     debug: DebugConfig = _key()
     recipe: dict[str, Any] | None = None  # name, source and what the published model has and the recipe has not
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stability_lab import console
 from stability_lab.compose import CommandLine, Composed, checked, compose_jobs, read_command_line, refuse_distributed
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.naming import sweep_name
+from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
+from stability_lab.sweep import Journal, deaf, finish, new_journal, stoppable, tell
+
+if TYPE_CHECKING:
+    from stability_lab.run import Outcome
 
 _log = logging.getLogger("stability_lab")
-JOBS = "jobs.jsonl"  # in a sweep's folder: one line a finished job
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,7 +69,7 @@ def _check_composition(command: CommandLine) -> None:
         compose_jobs(command)
 
 
-def _run_hydra(command: CommandLine, extra: list[str]) -> int:
+def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None = None) -> int:
     import hydra
 
     argv = sys.argv
@@ -73,8 +78,10 @@ def _run_hydra(command: CommandLine, extra: list[str]) -> int:
     refused: list[ConfigError] = []
 
     def task(cfg: Any) -> int:
+        if journal is not None:
+            return _job_of_sweep(cfg, argv, journal)
         try:
-            outcomes.append(_job(cfg, argv))
+            outcomes.append(_execute(cfg, argv, None).exit_code)
         except ConfigError as error:
             refused.append(error)  # Hydra would print a traceback
             return 2
@@ -84,44 +91,61 @@ def _run_hydra(command: CommandLine, extra: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
     finally:
         sys.argv = argv
-    if refused and not command.multirun:
+    if refused:
         raise refused[0]
     return outcomes[-1] if outcomes else 0
 
 
-def _job(cfg: Any, argv: Sequence[str]) -> int:
-    """One job inside Hydra. Raises for an interruption, and ConfigError where its folder cannot be had."""
+def _execute(cfg: Any, argv: Sequence[str], number: int | None) -> Outcome:
     from hydra.core.hydra_config import HydraConfig
 
-    from stability_lab.run import Outcome, execute
+    from stability_lab.run import execute
+
+    overrides = list(HydraConfig.get().overrides.task)
+    return execute(checked(cfg), overrides, argv, in_sweep=number is not None, number=number)
+
+
+def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
+    """One job, in the first process or in another one. It never raises for a run that fails."""
+    from hydra.core.hydra_config import HydraConfig
 
     hydra_config = HydraConfig.get()
-    in_sweep = hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN"
-    number = int(hydra_config.job.num) + 1 if in_sweep else None
-    overrides = list(hydra_config.overrides.task)
+    number, workers = int(hydra_config.job.num) + 1, _workers(hydra_config, journal.total)
+    if os.getpid() != journal.pid:
+        from stability_lab.build import share_threads
+
+        console.set_up_worker()
+        deaf()
+        share_threads(workers)
+    if (why := journal.stopped()) is not None:
+        _log.debug("job %d does not start: %s", number, why)
+        return 0
+    journal.started(number)
     started = time.time()
     try:
-        outcome = execute(checked(cfg), overrides, argv, in_sweep=in_sweep, number=number)
+        outcome: Mapping[str, Any] = _execute(cfg, argv, number)._asdict()
     except ConfigError as error:
-        if not in_sweep:
-            raise
-        _log.error("job %s: error: %s", number, error)
-        outcome = Outcome(Path(), "failed", None, None, 2)
-    if in_sweep:
-        record = {
-            "job": number,
-            **outcome._asdict(),
-            "path": str(outcome.path),
-            "seconds": time.time() - started,
-        }
-        with (Path(hydra_config.sweep.dir) / JOBS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        if outcome.exit_code in (130, 143):
-            raise KeyboardInterrupt
-    return outcome.exit_code
+        _log.error("job %d: error: %s", number, error)
+        outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
+    journal.ended(number, {**outcome, "seconds": time.time() - started})
+    tell(journal, number, workers)
+    return outcome["exit_code"]
+
+
+def _workers(hydra_config: Any, jobs: int) -> int:
+    """In how many processes Hydra's launcher runs jobs at once, as far as its configuration says."""
+    launcher = hydra_config.launcher
+    target, cores = str(launcher.get("_target_", "")), len(os.sched_getaffinity(0))
+    if "joblib" in target:
+        asked = int(launcher.get("n_jobs") or 1)
+        return min(jobs, asked if asked > 0 else max(1, cores + 1 + asked))
+    if "submitit" in target and "Local" in target:
+        return jobs
+    return 1
 
 
 def _sweep(command: CommandLine, composed: list[Composed]) -> int:
+    launcher = _launcher(command)
     first = composed[0].config
     group = first.group or sweep_name(command.swept, command.overrides)
     folder = Path(first.output_dir) / group
@@ -129,38 +153,38 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output_dir={first.output_dir}: cannot create {folder}: {error.strerror}") from error
-    jobs_file = folder / JOBS
-    known = len(_read_jobs(jobs_file))
-    _log.info("sweep of %d runs in %s", len(composed), folder)
+    journal = new_journal(folder, len(composed), first.sweep.fail_fast, parallel=launcher != "basic")
+    runs = "1 run" if len(composed) == 1 else f"{len(composed)} runs"
+    _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")
     code = 0
     try:
-        _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={_quoted(folder)}"])
+        with stoppable(journal), console.sweep():
+            _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={_quoted(folder)}"], journal)
     except KeyboardInterrupt:
-        code = 130
-    jobs = _read_jobs(jobs_file)[known:]
-    _log.info("%s", _table(jobs))
-    if any(job["status"] == "failed" for job in jobs) or (not code and len(jobs) < len(composed)):
-        return 1
-    return max([code, *(job["exit_code"] for job in jobs if job["status"] == "interrupted")])
+        code = EXIT_CODES[CTRL_C]
+    except Terminated:
+        code = EXIT_CODES[SIGTERM]
+    except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
+        _log.error("the launcher %s failed: %s", launcher, (str(error).strip() or type(error).__name__).splitlines()[0])
+        _log.debug("traceback", exc_info=error)
+        code = 1
+    return finish(journal, sys.argv, command.jobs, first.sweep.strict, code)
+
+
+def _launcher(command: CommandLine) -> str:
+    """The launcher of a sweep. ConfigError where its package is missing: Hydra would end with a traceback."""
+    name = "basic"
+    for line in command.overrides:
+        if line.lstrip("+").startswith("hydra/launcher="):
+            name = line.partition("=")[2]
+    package = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}.get(
+        name.replace("submitit_slurm", "submitit_local")
+    )
+    if package is not None and find_spec(f"hydra_plugins.{package}") is None:
+        raise ConfigError(f"hydra/launcher={name}: needs a package; pip install 'stability-lab[sweep]'")
+    return name
 
 
 def _quoted(path: Path) -> str:
     """A path as a Hydra value."""
     return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _read_jobs(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _table(jobs: list[dict[str, Any]]) -> str:
-    lines = [f"{'job':>4}  {'status':<12} {'verdict':<12} {'val/loss':>9} {'seconds':>8}  run"]
-    for job in sorted(jobs, key=lambda j: j["job"]):
-        loss = "-" if job["val_loss"] is None else f"{job['val_loss']:.4f}"
-        verdict = job["verdict"] or "-"
-        lines.append(
-            f"{job['job']:>4}  {job['status']:<12} {verdict:<12} {loss:>9} {job['seconds']:>8.1f}  {job['path']}"
-        )
-    return "\n".join(lines)

@@ -54,6 +54,8 @@ class Outcome(NamedTuple):
     verdict: str | None
     val_loss: float | None
     exit_code: int
+    reason: str | None = None  # why it failed or was interrupted
+    skipped: bool = False  # it was already finished
 
 
 def execute(
@@ -122,10 +124,11 @@ class Job:
     def train(self) -> Outcome:
         config, path = self.composed.config, self.files.path
         job = f"job {self.number}: " if self.number is not None else ""
-        _log.info("%sstabilizers: %s", job, ", ".join(sorted(config.stabilizer)) or "none")
+        told = {"in_sweep": True}
+        _log.info("%sstabilizers: %s", job, ", ".join(sorted(config.stabilizer)) or "none", extra=told)
         notices = [*self.composed.notices, *self.start.notices, *_notices(config)]
         for notice in notices:
-            _log.info("notice: %s", notice)
+            _log.info("notice: %s", notice, extra=told)
         if not self.start.resumes:
             self._write_first()
         status, reason = "failed", None
@@ -171,7 +174,8 @@ class Job:
         faults = parse(config.debug.inject)
         if start.resumes:
             faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
-        progress = Progress(config.trainer.max_steps, printable(files.path.name), start.step)
+        job = "" if self.number is None else f"job {self.number} "
+        progress = Progress(config.trainer.max_steps, job + printable(files.path.name), start.step)
         self.loop = loop = Loop(
             run.model,
             run.step,
@@ -237,7 +241,7 @@ class Job:
         if loop is not None:
             _log.info("%s", last_words(summary, files.path, self.tracker))
         final = summary.get("final", {}).get("val/loss")
-        return Outcome(files.path, summary["status"], summary.get("verdict"), final, summary["exit_code"])
+        return Outcome(files.path, summary["status"], summary.get("verdict"), final, summary["exit_code"], reason)
 
     def _judged(self, run: Run, loop: Loop, status: str) -> dict[str, Any]:
         if status in ("interrupted", "failed"):
@@ -295,7 +299,7 @@ def _known(path: Path) -> Outcome:
     summary = read_object(path / SUMMARY)
     final = summary.get("final")
     loss = final.get("val/loss") if isinstance(final, dict) else None
-    return Outcome(path, summary["status"], summary.get("verdict"), loss, EXIT_CODES[summary["status"]])
+    return Outcome(path, summary["status"], summary.get("verdict"), loss, EXIT_CODES[summary["status"]], skipped=True)
 
 
 def _plan(config: TrainConfig) -> Plan:

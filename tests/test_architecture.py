@@ -21,7 +21,7 @@ LONGEST_FILE = 400
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"config", "seams", "numerics", "judge", "lock", "signals"},
+    {"config", "seams", "numerics", "judge", "lock", "signals", "console"},
     {"model", "objective", "stabilizers", "data", "tracking", "compose", "naming"},
     {"diagnostics", "analysis"},
     {"series"},
@@ -29,7 +29,7 @@ LAYERS: tuple[set[str], ...] = (
     {"build", "monitor"},
     {"resume", "ending", "facts"},
     {"compare", "cost", "run", "evaluate", "listing", "runs", "score", "sync"},
-    {"plan"},
+    {"plan", "sweep"},
     {"launch"},
     {"cli"},
     {"__main__", "__init__"},
