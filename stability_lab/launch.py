@@ -81,7 +81,7 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
         if journal is not None:
             return _job_of_sweep(cfg, argv, journal)
         try:
-            outcomes.append(_execute(cfg, argv, None).exit_code)
+            outcomes.append(_execute(cfg, argv).exit_code)
         except ConfigError as error:
             refused.append(error)  # Hydra would print a traceback
             return 2
@@ -96,13 +96,13 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
     return outcomes[-1] if outcomes else 0
 
 
-def _execute(cfg: Any, argv: Sequence[str], number: int | None) -> Outcome:
+def _execute(cfg: Any, argv: Sequence[str], number: int | None = None, swept: Sequence[str] = ()) -> Outcome:
     from hydra.core.hydra_config import HydraConfig
 
     from stability_lab.run import execute
 
     overrides = list(HydraConfig.get().overrides.task)
-    return execute(checked(cfg), overrides, argv, in_sweep=number is not None, number=number)
+    return execute(checked(cfg), overrides, argv, number, swept)
 
 
 def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
@@ -123,10 +123,15 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     journal.started(number)
     started = time.time()
     try:
-        outcome: Mapping[str, Any] = _execute(cfg, argv, number)._asdict()
+        outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
     except ConfigError as error:
         _log.error("job %d: error: %s", number, error)
         outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
+    except Exception as error:  # outside the run, which looks after its own
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0]}"
+        _log.error("job %d failed: %s", number, reason)
+        _log.debug("traceback", exc_info=error)
+        outcome = {"path": None, "status": "failed", "reason": reason, "exit_code": 1}
     journal.ended(number, {**outcome, "seconds": time.time() - started})
     tell(journal, number, workers)
     return outcome["exit_code"]
@@ -153,7 +158,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output_dir={first.output_dir}: cannot create {folder}: {error.strerror}") from error
-    journal = new_journal(folder, len(composed), first.sweep.fail_fast, parallel=launcher != "basic")
+    journal = new_journal(folder, len(composed), tuple(command.swept), first.sweep.fail_fast, launcher != "basic")
     runs = "1 run" if len(composed) == 1 else f"{len(composed)} runs"
     _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")
     code = 0
@@ -164,6 +169,8 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
         code = EXIT_CODES[CTRL_C]
     except Terminated:
         code = EXIT_CODES[SIGTERM]
+    except SystemExit:  # Hydra has said what it was
+        code = 1
     except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
         _log.error("the launcher %s failed: %s", launcher, (str(error).strip() or type(error).__name__).splitlines()[0])
         _log.debug("traceback", exc_info=error)

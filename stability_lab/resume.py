@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,9 +43,9 @@ class Start:
     resumes: bool = False
     found: Found = NOTHING
     step: int = 0
-    known: Mapping[str, Any] = MappingProxyType({})
-    manifest: Mapping[str, Any] = MappingProxyType({})
-    changed: Mapping[str, tuple[Any, Any]] = MappingProxyType({})
+    known: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
     @property

@@ -59,13 +59,22 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    composed: Composed, overrides: Sequence[str], argv: Sequence[str], *, in_sweep: bool, number: int | None
+    composed: Composed,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+    number: int | None = None,
+    swept: Sequence[str] = (),
 ) -> Outcome:
-    """Train; whatever happens, what was measured is on disk and the outcome says how the run ended."""
+    """Train; whatever happens, what was measured is on disk and the outcome says how the run ended.
+
+    `number` is that of a job of a sweep over the keys `swept`, which alone make the run's name.
+    """
+    in_sweep = number is not None
     config = composed.config
     digest = fingerprint(composed.plain, __version__)
+    told = [line for line in overrides if not in_sweep or line.lstrip("+~").partition("=")[0] in swept]
     claim = claim_directory(
-        Path(config.output_dir) / (config.group or SINGLE_RUNS) / (config.run_name or _name(config, overrides, digest)),
+        Path(config.output_dir) / (config.group or SINGLE_RUNS) / (config.run_name or _name(config, told, digest)),
         config.if_exists or ("skip" if in_sweep else "new"),
         digest,
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 from stability_lab.analysis.tables import Table, text_table
 from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
+from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
 NOT_RUN = "not run"
@@ -41,6 +42,7 @@ class Journal:
     launch: str
     pid: int
     total: int
+    swept: tuple[str, ...]  # keys
     fail_fast: bool
     parallel: bool
 
@@ -96,8 +98,8 @@ class Journal:
             _log.error("%s cannot be written: %s", self.folder / JOBS, error.strerror)
 
 
-def new_journal(folder: Path, total: int, fail_fast: bool, parallel: bool) -> Journal:
-    return Journal(folder, f"{_now()} {os.getpid()}", os.getpid(), total, fail_fast, parallel)
+def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: bool, parallel: bool) -> Journal:
+    return Journal(folder, f"{_now()} {os.getpid()}", os.getpid(), total, swept, fail_fast, parallel)
 
 
 def tell(journal: Journal, job: int, workers: int) -> None:
@@ -139,7 +141,13 @@ def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[s
         if job["status"] == "failed":
             where = f" (traceback in {job['path']}/train.log)" if job.get("path") else ""
             _log.info("job %d failed: %s%s", job["job"], job.get("reason") or "no reason is known", where)
-    content = {"command": list(argv), "finished": _now(), "exit_code": code, "counts": dict(counts), "jobs": jobs}
+    content = {
+        "command": redact(list(argv)),
+        "finished": _now(),
+        "exit_code": code,
+        "counts": dict(counts),
+        "jobs": jobs,
+    }
     target = journal.folder / RESULT
     try:
         temporary = target.with_name(f".{RESULT}.{os.getpid()}")
