@@ -51,7 +51,8 @@ def sweep() -> Iterator[None]:
 
 
 def set_up_worker() -> None:
-    """The same for a process that works for a sweep; bars of several processes would write over each other."""
-    set_up()
-    _filter.sweep = True
+    """A process that works for a sweep says nothing of its own: the first one tells what became of its jobs."""
+    _ALL.handlers = [logging.NullHandler()]
+    _ALL.setLevel(logging.DEBUG)
+    _ALL.propagate = False
     os.environ["TQDM_DISABLE"] = "1"

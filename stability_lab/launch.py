@@ -16,7 +16,7 @@ from stability_lab.compose import CommandLine, Composed, checked, compose_jobs, 
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.naming import sweep_name
 from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
-from stability_lab.sweep import Journal, deaf, finish, new_journal, stoppable, tell
+from stability_lab.sweep import Journal, deaf, finish, new_journal, stoppable, told
 
 if TYPE_CHECKING:
     from stability_lab.run import Outcome
@@ -120,7 +120,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     if (why := journal.stopped()) is not None:
         _log.debug("job %d does not start: %s", number, why)
         return 0
-    journal.started(number)
+    journal.started(number, workers)
     started = time.time()
     try:
         outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
@@ -133,7 +133,6 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
         _log.debug("traceback", exc_info=error)
         outcome = {"path": None, "status": "failed", "reason": reason, "exit_code": 1}
     journal.ended(number, {**outcome, "seconds": time.time() - started})
-    tell(journal, number, workers)
     return outcome["exit_code"]
 
 
@@ -163,7 +162,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")
     code = 0
     try:
-        with stoppable(journal), console.sweep():
+        with stoppable(journal), console.sweep(), told(journal):
             _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={_quoted(folder)}"], journal)
     except KeyboardInterrupt:
         code = EXIT_CODES[CTRL_C]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -28,6 +29,7 @@ from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
 NOT_RUN = "not run"
+_LOOK_EVERY_S = 0.3
 _log = logging.getLogger("stability_lab.sweep")
 
 
@@ -46,8 +48,9 @@ class Journal:
     fail_fast: bool
     parallel: bool
 
-    def started(self, job: int) -> None:
-        self._append({"job": job, "event": "started", "pid": os.getpid(), "host": socket.gethostname()})
+    def started(self, job: int, workers: int) -> None:
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "workers": workers}
+        self._append({"job": job, "event": "started", **process})
 
     def ended(self, job: int, outcome: Mapping[str, Any]) -> None:
         self._append({"job": job, "event": "ended", **outcome})
@@ -89,48 +92,77 @@ class Journal:
         return None
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"launch": self.launch, "time": _now(), **record}, default=str) + "\n"
+        line = json.dumps({"launch": self.launch, "time": _now(), **record}, default=str)
         try:
-            # One write, so that lines of several processes do not mix.
+            # One write, so that lines of several processes do not mix; the first newline ends a line that was cut off.
             with (self.folder / JOBS).open("ab") as file:
-                file.write(line.encode())
+                file.write(b"\n" * (file.tell() > 0) + line.encode())
         except OSError as error:
             _log.error("%s cannot be written: %s", self.folder / JOBS, error.strerror)
 
 
 def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: bool, parallel: bool) -> Journal:
-    return Journal(folder, f"{_now()} {os.getpid()}", os.getpid(), total, swept, fail_fast, parallel)
+    return Journal(folder, secrets.token_hex(4), os.getpid(), total, swept, fail_fast, parallel)
 
 
-def tell(journal: Journal, job: int, workers: int) -> None:
-    """One line: what became of the job, how many are left, and how long they will take."""
-    results = journal.results()
-    record = results.get(job)
-    if record is None:
-        return
-    left = journal.total - len(results)
-    trained = [r["seconds"] for r in results.values() if not r.get("skipped") and r["status"] != NOT_RUN]
-    eta = ""
-    if left and trained:
-        eta = f", about {_duration(sum(trained) / len(trained) * left / min(workers, left))}"
+@contextmanager
+def told(journal: Journal) -> Iterator[None]:
+    """Meanwhile each job that ends is told in one line, whichever process it ran in."""
+    over = threading.Event()
+
+    def watch() -> None:
+        known: set[int] = set()
+        while True:
+            last = over.wait(_LOOK_EVERY_S)
+            for n in journal.results():
+                if n not in known:
+                    known.add(n)
+                    _log.info("%s", _line(journal, n, len(known)))
+            if last:
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _line(journal: Journal, job: int, done: int) -> str:
+    """What became of a job, how many are left, and how long they will take."""
+    records = journal.records()
+    results = {record["job"]: record for record in records if record.get("event") == "ended"}
+    workers = max((record.get("workers", 1) for record in records), default=1)
+    left, record = journal.total - done, results[job]
+    trained = [r["seconds"] for r in results.values() if not r.get("skipped")]
     words = [record["status"], *([record["verdict"]] if record.get("verdict") else [])]
     if record.get("val_loss") is not None:
         words.append(f"val/loss {record['val_loss']:.4f}")
+    if record["status"] == "failed" and record.get("reason"):
+        words.append(str(record["reason"]))
     words.append("already there" if record.get("skipped") else _duration(record["seconds"]))
-    _log.info("[%d of %d] %s: %s; %d to go%s", len(results), journal.total, _name(record), ", ".join(words), left, eta)
+    eta = ""
+    if left and trained:
+        eta = f", about {_duration(sum(trained) / len(trained) * left / min(workers, left))}"
+    return f"[{done} of {journal.total}] {_name(record)}: {', '.join(words)}; {left} to go{eta}"
 
 
 def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[str]], strict: bool, code: int) -> int:
     """Print the table, write sweep.json, and return the exit code: 1 for a failed job, 3 for a diverged one if
     `strict`, else `code`, that of an interruption."""
     results, running, stopped = journal.results(), journal.running(), journal.stopped() is not None
-    jobs = [
-        {"job": n, "overrides": list(words), **_result(results.get(n), n in running, stopped)}
+    jobs: list[dict[str, Any]] = [
+        {"job": n, "overrides": _swept(words, journal.swept), **_result(results.get(n), n in running, stopped)}
         for n, words in enumerate(overrides, start=1)
     ]
     counts = Counter(job["status"] for job in jobs)
+    signals = [record["reason"] for record in journal.records() if record.get("event") == "stop"]
     interrupted = [job["exit_code"] for job in jobs if job["status"] == "interrupted"]
-    if not code and interrupted:
+    if signals:  # of a job in another process the end is always by SIGTERM
+        code = EXIT_CODES[signals[0]]
+    elif interrupted:
         code = max(interrupted)
     if not code and counts["failed"] + counts[NOT_RUN]:
         code = 1
@@ -157,6 +189,10 @@ def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[s
         _log.error("%s could not be written: %s", target, error.strerror)
         code = code or 1
     return code
+
+
+def _swept(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [line.lstrip("+") for line in overrides if line.lstrip("+~").partition("=")[0] in keys]
 
 
 def _result(record: Mapping[str, Any] | None, was_started: bool, stopped: bool) -> dict[str, Any]:

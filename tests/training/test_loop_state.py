@@ -148,7 +148,9 @@ def test_a_run_that_a_bad_step_ends_leaves_the_weights_before_it(prepare, tmp_pa
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(prepare, tmp_path, monkeypatch):
     losses = iter([9.0, 5.0, 3.0, 4.0, math.nan])
     monkeypatch.setattr(
-        loop_module, "validate", lambda *_: {"val/loss": (loss := next(losses)), "val/ppl": loop_module.perplexity(loss)}
+        loop_module,
+        "validate",
+        lambda *_: {"val/loss": (loss := next(losses)), "val/ppl": loop_module.perplexity(loss)},
     )
     result = prepare("trainer.max_steps=4", "trainer.eval_every=1", "trainer.log_every=1")
     result.loop.checkpoints = Checkpoints(tmp_path, 1, 9)
