@@ -27,7 +27,6 @@ from stability_lab.analysis.figures.style import (
     near,
     new_figure,
     padded,
-    plain,
     rule,
     view,
 )
@@ -59,9 +58,9 @@ def attention_logits(comparison: Comparison) -> Figure | None:
     panels = grid[: 1 + len(layered)]
     for number, axes in enumerate(panels):
         logarithmic(axes, *limits)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
         for height in (LOGIT_ALERT, LOGIT_CRITICAL):
-            rule(axes, height, "" if number else plain(height))
+            rule(axes, height)
         if number % columns == 0:
             axes.set_ylabel("largest attention logit")
         if number + columns >= len(panels):
@@ -109,7 +108,7 @@ def _all_arms(axes: Axes, series: Mapping[str, Series], arms: Sequence[str], lim
             own = series[arm]
             every = max(1, math.ceil(len(own["step"]) / 6))
             drawn = {**look.point(), **look.line(), "markersize": 3.5, "markevery": every}
-            axes.plot(own["step"], near(own[LOGIT], limits, log=True), **drawn)
+            axes.plot(own["step"], near(own[LOGIT], limits, log=True), label=arm, **drawn)
 
 
 def _by_layer(figure: Figure, panels: Sequence[Axes], series: Sequence[Series], limits: tuple[float, float]) -> None:
@@ -120,7 +119,7 @@ def _by_layer(figure: Figure, panels: Sequence[Axes], series: Sequence[Series], 
             if layer in own:
                 few: Any = {"marker": "o", "markersize": 2} if len(own["step"]) < 3 else {}
                 drawn = near(own[layer], limits, log=True)
-                axes.plot(own["step"], drawn, color=colours(number), linewidth=0.9, gid=layer, **few)
+                axes.plot(own["step"], drawn, color=colours(number), linewidth=0.9, label=layer, **few)
     edges = np.arange(len(layers) + 1) - 0.5
     bar = figure.colorbar(
         ScalarMappable(BoundaryNorm(edges, len(layers)), colours), ax=list(panels), aspect=30, label="layer"

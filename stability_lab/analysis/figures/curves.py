@@ -61,10 +61,10 @@ def curves(comparison: Comparison) -> Figure | None:
         else:
             axes.set_ylim(*limits)
         axes.set(xlabel="optimizer step", ylabel=text)
-        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
         for number_of_arm, (arm, own) in enumerate(series.items()):
             step = steps(own["step"])
-            _curve(axes, step, near(own[column], limits, log), look[arm], number_of_arm / len(series))
+            _curve(axes, step, near(own[column], limits, log), look[arm], number_of_arm / len(series), log)
             spiky |= _spikes(axes, picked.runs[arm], event, step, own[column], look[arm])
             ended |= _end(axes, picked.runs[arm], step, own[column], look[arm])
     entries = [entry(picked.names[arm], linewidth=1.0, **{**look[arm].point(), "linestyle": "-"}) for arm in series]
@@ -81,26 +81,21 @@ def steps(logged: np.ndarray) -> np.ndarray:
     return logged if np.isfinite(logged).all() else np.arange(1.0, len(logged) + 1)
 
 
-def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: float) -> None:
-    """All values as a thin pale line, since noise and spikes are what is to be seen, and their running median, by which
-    arms are told apart. Markers are shifted so that those of two arms do not meet."""
-    axes.plot(step, values, color=look.colour, linewidth=0.6, alpha=0.5, gid="raw")
+def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: float, noisy: bool) -> None:
+    """All values as a thin line, since spikes are what is to be seen; where noise would hide which arm is which, pale
+    and below its running median. Markers are shifted so that those of two arms do not meet."""
     known = np.isfinite(values)
-    level = running_median(values[known])
+    level = running_median(values[known]) if noisy else values[known]
+    if noisy:
+        axes.plot(step, values, color=look.colour, linewidth=0.6, alpha=0.5, label="all values")
     every = max(1, math.ceil(len(level) / 6))
-    drawn = {
-        **look.point(),
-        "linestyle": "-",
-        "markersize": 3.5,
-        "linewidth": 1.1,
-        "markevery": (int(shift * every), every),
-    }
-    axes.plot(step[known], level, gid="median", **drawn)
+    drawn = {"linestyle": "-", "linewidth": 0.9, "markersize": 3.5, "markevery": (int(shift * every), every)}
+    axes.plot(step[known], level, label="median" if noisy else "all values", **{**look.point(), **drawn})
 
 
 def running_median(values: np.ndarray) -> np.ndarray:
-    """Of a sixtieth of the run: light enough for every turn of the curve. A short run stays as it is."""
-    window = 1 + 2 * (len(values) // 120)
+    """Over a thirtieth of the run, centred; a run of less than 60 steps stays as it is."""
+    window = 1 + 2 * (len(values) // 60)
     return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
 
 
@@ -111,7 +106,7 @@ def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np
         return False
     heights = _within(values[at], axes.get_ylim())
     lifted = axes.transData + ScaledTranslation(0, 4 / 72, axes.figure.dpi_scale_trans)
-    axes.plot(step[at], heights, color=look.colour, transform=lifted, clip_on=False, gid=event, **SPIKE)
+    axes.plot(step[at], heights, color=look.colour, transform=lifted, clip_on=False, label=event, **SPIKE)
     return True
 
 
@@ -121,7 +116,9 @@ def _end(axes: Axes, run: RunRecord, step: np.ndarray, values: np.ndarray, look:
     if not len(known) or not _early(run, float(step[-1])):
         return False
     last = known[-1:]
-    axes.plot(step[last], _within(values[last], axes.get_ylim()), color=look.colour, clip_on=False, gid="end", **END)
+    axes.plot(
+        step[last], _within(values[last], axes.get_ylim()), color=look.colour, clip_on=False, label="ended early", **END
+    )
     return True
 
 

@@ -115,15 +115,15 @@ def _interval(axes: Axes, y: float, row: Row, look: Look, limits: tuple[float, f
     low, high = limits
     ends = (difference.low, difference.high)
     if ends[0] is not None and ends[1] is not None:
-        axes.plot([max(ends[0], low), min(ends[1], high)], [y, y], color=look.colour, linewidth=1.2)
+        axes.plot([max(ends[0], low), min(ends[1], high)], [y, y], color=look.colour, linewidth=1.2, label="interval")
     beyond = [end for end in (*ends, difference.value) if end is not None]
-    arrow = {"color": look.colour, "markersize": 4, "linestyle": "none", "clip_on": False}
+    arrow = {"color": look.colour, "markersize": 4, "linestyle": "none", "clip_on": False, "label": "beyond"}
     if min(beyond) < low:
         axes.plot(low, y, marker=8, **arrow)  # CARETLEFTBASE
     if max(beyond) > high:
         axes.plot(high, y, marker=9, **arrow)
     if low <= difference.value <= high:
-        axes.plot(difference.value, y, gid=row.cell.arm, **look.point(filled=_significant(row)))
+        axes.plot(difference.value, y, label=row.cell.arm, **look.point(filled=_significant(row)))
 
 
 def _significant(row: Row) -> bool:

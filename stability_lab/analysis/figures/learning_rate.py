@@ -120,7 +120,7 @@ def _losses(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], comparison: 
         _loss_axis(axes, low, high, zone)
         for arm, look in arms.items():
             own = [(row, values) for row, values in points if _arm(row, arms) == arm]
-            _loss_line(axes, own, look, high)
+            _loss_line(axes, own, arm, look, high)
         _initial(axes, rows, metric, low, high)
     _diverged(axes, rows, arms, lanes, zone)
 
@@ -142,29 +142,32 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
     axes.set_yticks([*ticks, word] if zone else ticks, [*texts, "diverged"] if zone else texts)
 
 
-def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], look: Look, high: float) -> None:
+def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float) -> None:
     """Means joined by a line, which is interrupted where no seed survived; what lies above `high` stands at it."""
     x = np.array([_known_lr(row) for row, _ in own])
     y = np.array([row.metric.value if row.metric else math.nan for row, _ in own])
-    axes.plot(x, np.minimum(y, high), **look.line())
+    axes.plot(x, np.minimum(y, high), label=arm, **look.line())
     for (row, values), lr, mean in zip(own, x, y, strict=True):
         if len(values) > 1:
             seeds = [value for value in values if value <= high]
             axes.plot(
                 [lr] * len(seeds), seeds, color=look.colour, marker=".", linestyle="none", markersize=3, alpha=0.6
             )
+        point = look.point(filled=not row.degraded)
         if mean > high:
-            axes.plot(lr, high, **look.point(), clip_on=False)
+            axes.plot(lr, high, label="mean", clip_on=False, **point)
+            last = lr == x[-1]
             axes.annotate(
-                f"↑ {plain(mean)}",
+                f"{plain(mean)} ↑" if last else f"↑ {plain(mean)}",
                 (lr, high),
-                xytext=(5, -3),
+                xytext=(-5 if last else 5, -3),
                 textcoords="offset points",
+                ha="right" if last else "left",
                 fontsize=6.5,
                 color=look.colour,
             )
         elif math.isfinite(mean):
-            axes.plot(lr, mean, **look.point(filled=not row.degraded))
+            axes.plot(lr, mean, label="mean", **point)
 
 
 def _initial(axes: Axes, rows: Sequence[Row], metric: str, low: float, high: float) -> None:
@@ -186,7 +189,9 @@ def _diverged(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], lanes: Seq
     for number, arm in enumerate(lanes):
         height = 1 - zone * (number + 0.75) / (len(lanes) + 0.5)
         for row in (row for row in rows if _arm(row, arms) == arm and row.cell.diverged):
-            axes.plot(_known_lr(row), height, transform=over, **{**DIVERGED, "color": arms[arm].colour})
+            axes.plot(
+                _known_lr(row), height, transform=over, label="diverged", **{**DIVERGED, "color": arms[arm].colour}
+            )
             if len(row.cell.diverged) < len(row.cell.ended):
                 axes.annotate(
                     f"{len(row.cell.diverged)}/{len(row.cell.ended)}",
@@ -207,12 +212,12 @@ def _logits(axes: Axes, rows: Sequence[Row], arms: dict[str, Look]) -> None:
     learning_rates(axes, map(_known_lr, rows))
     logarithmic(axes, *padded(low, high, log=True))
     axes.set_ylabel("largest attention logit")
-    rule(axes, LOGIT_CRITICAL, plain(LOGIT_CRITICAL))
+    rule(axes, LOGIT_CRITICAL)
     for arm, look in arms.items():
         own = [row for row in rows if _arm(row, arms) == arm]
         x = [_known_lr(row) for row in own]
         y = np.clip([math.nan if (logit := _logit(row)) is None else logit for row in own], low, high)
-        axes.plot(x, y, **{**look.point(), **look.line()})
+        axes.plot(x, y, label=arm, **{**look.point(), **look.line()})
 
 
 def _logit(row: Row) -> float | None:

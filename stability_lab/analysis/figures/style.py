@@ -204,7 +204,7 @@ def view(values: Iterable[float], log: bool = False) -> tuple[float, float] | No
     flatten the rest. None without a finite (log: positive) value.
 
     Far off is what lies more than ten times the distance of the quartiles outside of them, and at least half of the
-    quartile's size (log: a decade).
+    quartile's size (log: three decades).
     """
     known = sorted(v for v in map(float, values) if math.isfinite(v) and (v > 0 or not log))
     if not known:
@@ -212,8 +212,8 @@ def view(values: Iterable[float], log: bool = False) -> tuple[float, float] | No
     scale = [math.log10(v) for v in known] if log else known
     last = len(scale) - 1
     low, high = scale[math.floor(0.25 * last)], scale[math.ceil(0.75 * last)]
-    above = max(_FLAT * (high - low), 1.0 if log else 0.5 * abs(high))
-    below = max(_FLAT * (high - low), 1.0 if log else 0.5 * abs(low))
+    above = max(_FLAT * (high - low), 3.0 if log else 0.5 * abs(high))
+    below = max(_FLAT * (high - low), 3.0 if log else 0.5 * abs(low))
     inside = [v for v, s in zip(known, scale, strict=True) if low - below <= s <= high + above]
     return inside[0], inside[-1]
 
@@ -263,8 +263,8 @@ def learning_rates(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xlabel("peak learning rate")
 
 
-def rule(axes: Axes, height: float, text: str) -> None:
-    """A thin line across the panel, named at its right end unless `text` is empty."""
+def rule(axes: Axes, height: float, text: str = "") -> None:
+    """A thin line across the panel, with a name at its right end where its number on the axis does not say it all."""
     axes.axhline(height, color="0.45", linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
     if not text:
         return
@@ -277,5 +277,6 @@ def rule(axes: Axes, height: float, text: str) -> None:
         ha="right",
         color="0.35",
         fontsize=6.5,
+        zorder=1.5,  # below the data
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
     )
