@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 
 from stability_lab.analysis.comparison import Comparison, Row
 from stability_lab.analysis.figures.style import (
@@ -39,7 +39,8 @@ from stability_lab.analysis.grouping import LR
 from stability_lab.judge.events import LOGIT_CRITICAL
 
 MOST_SETTINGS = 6
-DIVERGED = {"color": "0.2", "marker": "x", "linestyle": "none", "markersize": 5, "markeredgewidth": 1.2}
+DIVERGED: dict[str, Any] = {"color": "0.2", "marker": "x", "linestyle": "none", "markersize": 5, "markeredgewidth": 1.2}
+SEED: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 3}
 _LANE, _MOST_LANES = 0.06, 0.35  # shares of the panel: of one arm's diverged runs, of all arms'
 
 
@@ -69,11 +70,11 @@ def loss_over_lr(comparison: Comparison) -> Figure | None:
 
 
 def _panels(comparison: Comparison) -> list[list[Row]]:
-    """Rows with a result by setting without the learning rate, each by learning rate."""
+    """Rows that have something to show, by setting without the learning rate, each by learning rate."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in comparison.rows:
         lr = _lr(row, comparison)
-        if lr is not None and row.cell.ended:
+        if lr is not None and (row.metric or row.cell.diverged):
             rest = tuple(value for key, value in row.cell.setting.items() if key != LR)
             found.setdefault(rest, []).append(row)
     panels = [sorted(rows, key=lambda row: _known_lr(row)) for rows in found.values()]
@@ -134,12 +135,19 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
     ticks = [
         tick for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if bottom <= tick <= limit
     ]
-    numbers = ScalarFormatter(useOffset=False)
-    numbers.create_dummy_axis()
-    texts = numbers.format_ticks(ticks)
     if zone == 1:
-        ticks, texts = [], []
+        ticks = []
+    texts = _numbers(ticks)
     axes.set_yticks([*ticks, word] if zone else ticks, [*texts, "diverged"] if zone else texts)
+
+
+def _numbers(ticks: Sequence[float]) -> list[str]:
+    """All with as many decimals as the step between them needs."""
+    if len(ticks) < 2 or max(map(abs, ticks)) >= 1e5:
+        return [plain(tick) for tick in ticks]
+    decimals = max(0, math.ceil(-math.log10(ticks[1] - ticks[0]) - 1e-9))
+    needed = decimals + any(abs(round(tick, decimals) - tick) > 1e-3 * (ticks[1] - ticks[0]) for tick in ticks)
+    return [f"{tick:.{needed}f}" for tick in ticks]
 
 
 def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float) -> None:
@@ -150,9 +158,7 @@ def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, loo
     for (row, values), lr, mean in zip(own, x, y, strict=True):
         if len(values) > 1:
             seeds = [value for value in values if value <= high]
-            axes.plot(
-                [lr] * len(seeds), seeds, color=look.colour, marker=".", linestyle="none", markersize=3, alpha=0.6
-            )
+            axes.plot([lr] * len(seeds), seeds, label="seeds", color=look.colour, alpha=0.6, **SEED)
         point = look.point(filled=not row.degraded)
         if mean > high:
             axes.plot(lr, high, label="mean", clip_on=False, **point)
@@ -236,7 +242,7 @@ def _marks(rows: Sequence[Row]) -> list[Any]:
     grey = {"color": "0.35", "linestyle": "none"}
     marks = []
     if any(len(row.cell.finite) > 1 for row in rows):
-        marks.append(entry("one seed", marker=".", markersize=3, **grey))
+        marks.append(entry("one seed", **{**grey, **SEED}))
     if any(row.degraded and row.metric for row in rows):
         marks.append(entry("degraded", marker="o", markerfacecolor="white", markeredgewidth=0.9, **grey))
     return marks
