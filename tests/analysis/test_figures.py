@@ -259,7 +259,7 @@ def test_one_arm_has_one_colour_and_the_baseline_is_black(sweep: Path, style: No
         found += lines(forest.axes[0], arm)
         assert len(found) == (6 if arm == "none" else 6 + 2 * (arm == "zloss") + 2 * (arm == "qknorm"))
         assert {colour(line) for line in found} == {expected[arm]}
-        assert len({line.get_marker() for line in found} - {"None"}) == 1
+        assert len({str(line.get_marker()) for line in found} - {"None"}) == 1
 
 
 def test_thirty_arms_have_thirty_looks() -> None:

@@ -42,7 +42,9 @@ def draw(comparison: Comparison, folder: Path, formats: Sequence[str] | None = N
     for name, make in figures.items():
         with style.applied():
             figure = make(comparison)
-            for kind in dict.fromkeys(formats or FORMATS[:1]) if figure else ():
+            if figure is None:
+                continue
+            for kind in dict.fromkeys(formats or FORMATS[:1]):
                 path = folder / f"{name}.{kind}"
                 try:
                     style.save(figure, path)

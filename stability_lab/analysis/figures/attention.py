@@ -55,7 +55,7 @@ def attention_logits(comparison: Comparison) -> Figure | None:
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes in grid[1 + len(layered) :]:
         axes.remove()
-    panels = grid[: 1 + len(layered)]
+    panels = list(grid[: 1 + len(layered)])
     for number, axes in enumerate(panels):
         logarithmic(axes, *limits)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
@@ -122,7 +122,7 @@ def _by_layer(figure: Figure, panels: Sequence[Axes], series: Sequence[Series], 
                 axes.plot(own["step"], drawn, color=colours(number), linewidth=0.9, label=layer, **few)
     edges = np.arange(len(layers) + 1) - 0.5
     bar = figure.colorbar(
-        ScalarMappable(BoundaryNorm(edges, len(layers)), colours), ax=list(panels), aspect=30, label="layer"
+        ScalarMappable(BoundaryNorm(edges, len(layers)), colours), ax=panels, aspect=30, label="layer"
     )
     bar.ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     bar.ax.minorticks_off()
