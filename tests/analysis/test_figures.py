@@ -369,6 +369,32 @@ def test_a_row_of_panels_for_each_setting_of_other_keys(tmp_path: Path, style: N
     assert xy(lines(figure.axes[3], "none")[0])[1] == [5.0] * 3
 
 
+@pytest.mark.parametrize(
+    ("lrs", "losses", "x", "y"),
+    [
+        ((1e-3, 1e-2), (2.0, 2.0), ["0.001", "0.01"], ["1.990", "2.000", "2.010"]),
+        ((1e-3, 1e-2), (0.0, 0.0), ["0.001", "0.01"], ["-0.02", "0.00", "0.02"]),
+        ((1e-3, 1.00001e-3), (2.0, 3.0), ["0.001", "0.00100001"], ["2.0", "2.2", "3.0"]),
+        (tuple(1e-4 * 1.5**n for n in range(9)), (0.5, 1.0), ["0.0001", "0.000225", "0.000506", "0.00114"], ["1.0"]),
+        ((1e-3, 1e-2), (1e12, 1e12), ["0.001", "0.01"], ["9.960e+11", "1.000e+12"]),
+    ],
+)
+def test_numbers_on_the_axes_are_apart_and_not_alike(
+    tmp_path: Path, style: None, lrs: Sequence[float], losses: tuple[float, float], x: list[str], y: list[str]
+) -> None:
+    for at, lr in enumerate(lrs):
+        write_run(tmp_path, lr=lr, loss=losses[at % 2])
+    figure = loss_over_lr(read(tmp_path))
+    assert figure
+    axes = figure.axes[0]
+    found = [[tick.get_text() for tick in ticks] for ticks in (axes.get_xticklabels(), axes.get_yticklabels())]
+    assert set(x) <= set(found[0])
+    assert set(y) <= set(found[1])
+    assert all(len(set(texts)) == len(texts) for texts in found)
+    places = [(tick - axes.get_ylim()[0]) / (axes.get_ylim()[1] - axes.get_ylim()[0]) for tick in axes.get_yticks()]
+    assert np.diff(places).min() > 0.1
+
+
 def test_a_sweep_of_the_learning_rate_alone_is_one_line(tmp_path: Path, style: None) -> None:
     for lr in LRS:
         write_run(tmp_path, lr=lr, loss=2 + lr)
@@ -467,6 +493,8 @@ def test_running_median() -> None:
     spiky = np.full(120, 1.0)
     spiky[60:62] = 100.0
     assert running_median(spiky).tolist() == [1.0] * 120
+    falling = np.arange(120.0, 0.0, -1.0)
+    assert running_median(falling).tolist() == falling.tolist()  # the ends are not drawn nearer to the middle
 
 
 # Attention logits
@@ -595,7 +623,8 @@ def test_a_long_list_of_differences_is_cut_and_says_so(tmp_path: Path, style: No
         ([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.5], False, (2.0, 2.5)),  # near enough although the quartiles agree
         ([1.0, 2.0, math.nan, math.inf], False, (1.0, 2.0)),
         ([-1e12, 1.0, 2.0, 1.5, 1.2, 1.3], False, (1.0, 2.0)),
-        ([1e300, -1e300], False, (-1e300, 1e300)),
+        ([1e300, -1e300], False, (-1e100, 1e100)),
+        ([1e300, 1e-300], True, (1e-100, 1e100)),
         ([0.0, -3.0, 0.1, 50.0], True, (0.1, 50.0)),
         ([1.0, 1.1, 1.2, 1.3, 1e12], True, (1.0, 1.3)),
         ([1.0, 1.1, 1.2, 1.3, 900.0], True, (1.0, 900.0)),

@@ -64,10 +64,10 @@ def curves(comparison: Comparison) -> Figure | None:
         axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
         for number_of_arm, (arm, own) in enumerate(series.items()):
             step = steps(own["step"])
-            _curve(axes, step, near(own[column], limits, log), look[arm], number_of_arm / len(series), log)
+            _curve(axes, step, near(own[column], limits, log), look[arm], number_of_arm / len(series))
             spiky |= _spikes(axes, picked.runs[arm], event, step, own[column], look[arm])
             ended |= _end(axes, picked.runs[arm], step, own[column], look[arm])
-    entries = [entry(picked.names[arm], linewidth=1.0, **{**look[arm].point(), "linestyle": "-"}) for arm in series]
+    entries = [entry(picked.names[arm], **{**look[arm].point(), **look[arm].line()}) for arm in series]
     if spiky:
         entries.append(entry("spike", color="0.35", **SPIKE))
     if ended:
@@ -81,22 +81,26 @@ def steps(logged: np.ndarray) -> np.ndarray:
     return logged if np.isfinite(logged).all() else np.arange(1.0, len(logged) + 1)
 
 
-def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: float, noisy: bool) -> None:
-    """All values as a thin line, since spikes are what is to be seen; where noise would hide which arm is which, pale
-    and below its running median. Markers are shifted so that those of two arms do not meet."""
+def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: float) -> None:
+    """All values as a pale line, since spikes are what is to be seen, below their running median, by which arms are
+    told apart. Markers are shifted so that those of two arms do not meet."""
+    axes.plot(step, values, color=look.colour, linewidth=0.6, alpha=0.5, label="all values")
     known = np.isfinite(values)
-    level = running_median(values[known]) if noisy else values[known]
-    if noisy:
-        axes.plot(step, values, color=look.colour, linewidth=0.6, alpha=0.5, label="all values")
-    every = max(1, math.ceil(len(level) / 6))
-    drawn = {"linestyle": "-", "linewidth": 0.9, "markersize": 3.5, "markevery": (int(shift * every), every)}
-    axes.plot(step[known], level, label="median" if noisy else "all values", **{**look.point(), **drawn})
+    level = running_median(values[known])
+    axes.plot(step[known], level, label="median", zorder=2.2, **look.line())
+    marked = slice(int(shift * len(level) / 6), None, max(1, math.ceil(len(level) / 6)))
+    axes.plot(step[known][marked], level[marked], label="markers", zorder=2.4, **{**look.point(), "markersize": 3.5})
 
 
 def running_median(values: np.ndarray) -> np.ndarray:
-    """Over a thirtieth of the run, centred; a run of less than 60 steps stays as it is."""
-    window = 1 + 2 * (len(values) // 60)
-    return pd.Series(values).rolling(window, center=True, min_periods=1).median().to_numpy()
+    """Over a thirtieth of the run, centred, and over less at both ends, which stay as they are; so does a run of less
+    than 60 values."""
+    half = len(values) // 60
+    level = pd.Series(values).rolling(1 + 2 * half, center=True, min_periods=1).median().to_numpy(copy=True)
+    for at in range(half):
+        level[at] = np.median(values[: 2 * at + 1])
+        level[-1 - at] = np.median(values[len(values) - 2 * at - 1 :])
+    return level
 
 
 def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np.ndarray, look: Look) -> bool:

@@ -64,7 +64,7 @@ def loss_over_lr(comparison: Comparison) -> Figure | None:
     if len(panels) > len(shown):
         figure.suptitle(f"{len(shown)} of {len(panels)} settings")
     drawn = [row for rows in shown for row in rows]
-    named = [arm for arm in arms if any(_arm(row, arms) == arm for row in drawn)]
+    named = [arm for arm in arms if any(row.cell.arm == arm for row in drawn)]  # not "all runs", which says nothing
     legend(figure, [entry(label(arm), **{**arms[arm].point(), **arms[arm].line()}) for arm in named] + _marks(drawn))
     return figure
 
@@ -132,9 +132,8 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
     axes.set_ylim(bottom, top)
     limit = top - zone * (top - bottom)
     word = (limit + top) / 2
-    ticks = [
-        tick for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if bottom <= tick <= limit
-    ]
+    rounded = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(bottom, limit)
+    ticks = [tick for tick in rounded if bottom <= tick <= limit]
     if zone == 1:
         ticks = []
     texts = _numbers(ticks)
@@ -142,12 +141,17 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
 
 
 def _numbers(ticks: Sequence[float]) -> list[str]:
-    """All with as many decimals as the step between them needs."""
-    if len(ticks) < 2 or max(map(abs, ticks)) >= 1e5:
-        return [plain(tick) for tick in ticks]
-    decimals = max(0, math.ceil(-math.log10(ticks[1] - ticks[0]) - 1e-9))
-    needed = decimals + any(abs(round(tick, decimals) - tick) > 1e-3 * (ticks[1] - ticks[0]) for tick in ticks)
-    return [f"{tick:.{needed}f}" for tick in ticks]
+    """All with as many decimals as tell them apart; with an exponent where they are large."""
+    form = "f" if max(map(abs, ticks), default=0) < 1e5 else "e"
+    for decimals in range(16):
+        # Adding 0.0 takes the sign off -0.0.
+        texts = [f"{tick + 0.0:.{decimals}{form}}" for tick in ticks]
+        if all(
+            math.isclose(float(text), tick, abs_tol=1e-9 * abs(ticks[-1]))
+            for text, tick in zip(texts, ticks, strict=True)
+        ):
+            return texts
+    return [plain(tick) for tick in ticks]
 
 
 def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float) -> None:
@@ -242,7 +246,7 @@ def _marks(rows: Sequence[Row]) -> list[Any]:
     grey = {"color": "0.35", "linestyle": "none"}
     marks = []
     if any(len(row.cell.finite) > 1 for row in rows):
-        marks.append(entry("one seed", **{**grey, **SEED}))
+        marks.append(entry("each seed", **{**grey, **SEED}))
     if any(row.degraded and row.metric for row in rows):
         marks.append(entry("degraded", marker="o", markerfacecolor="white", markeredgewidth=0.9, **grey))
     return marks

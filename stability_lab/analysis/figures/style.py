@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from stability_lab.analysis.grouping import Grouping, short, shown_value
 from stability_lab.analysis.sources import shown
@@ -60,6 +60,7 @@ _DPI = 200
 # Dates would make two files of the same runs differ.
 _METADATA: Mapping[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _FLAT = 10.0
+_LARGEST = 1e100  # an axis and its margins stay within floating point
 _UNITS = {
     "val/loss": "validation loss (nats per token)",
     "train/loss": "training loss (nats per token)",
@@ -178,8 +179,8 @@ def plain(value: float) -> str:
 
 
 def legend(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> None:
-    """Below the panels, where it hides nothing; the figure grows by its height. One entry alone tells nothing apart."""
-    if len(entries) < 2:
+    """Below the panels, where it hides nothing; the figure grows by its height."""
+    if not entries:
         return
     handles, texts = zip(*entries, strict=True)
     width, height = figure.get_size_inches()
@@ -206,7 +207,9 @@ def view(values: Iterable[float], log: bool = False) -> tuple[float, float] | No
     Far off is what lies more than ten times the distance of the quartiles outside of them, and at least half of the
     quartile's size (log: three decades).
     """
-    known = sorted(v for v in map(float, values) if math.isfinite(v) and (v > 0 or not log))
+    bounds = (1 / _LARGEST, _LARGEST) if log else (-_LARGEST, _LARGEST)
+    finite = (v for v in map(float, values) if math.isfinite(v) and (v > 0 or not log))
+    known = sorted(min(max(v, bounds[0]), bounds[1]) for v in finite)
     if not known:
         return None
     scale = [math.log10(v) for v in known] if log else known
@@ -253,13 +256,16 @@ def learning_rates(axes: Axes, lrs: Iterable[float]) -> None:
     axes.set_xscale("log")
     span = math.log(known[-1] / known[0]) or 1.0
     axes.set_xlim(known[0] / math.exp(0.08 * span), known[-1] * math.exp(0.08 * span))
-    ticks: list[float] = []
-    for lr in known:
-        if not ticks or math.log(lr / ticks[-1]) > 0.13 * span:
-            ticks.append(lr)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    texts = [plain(lr) for lr in known]
+    if len(set(texts)) < len(texts):
+        texts = [f"{lr:.6g}" for lr in known]
+    apart = (0.03 + 0.02 * max(map(len, texts))) * span
+    ticks: list[tuple[float, str]] = []
+    for lr, text in zip(known, texts, strict=True):
+        if not ticks or math.log(lr / ticks[-1][0]) > apart:
+            ticks.append((lr, text))
+    axes.set_xticks([lr for lr, _ in ticks], [text for _, text in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axes.set_xlabel("peak learning rate")
 
 
