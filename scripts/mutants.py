@@ -63,6 +63,8 @@ TEST_WANDB_SYNC, TEST_WANDB_API = "tests/tracking/test_wandb_sync.py", "tests/tr
 TEST_WANDB_REBUILD = "tests/tracking/test_wandb_rebuild.py"
 TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
 
+FIGURES, TEST_FIGURES = "stability_lab/analysis/figures", "tests/analysis/test_figures.py"
+
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
     Mutant(ZLOSS, "log_z_N.square()", "log_z_N.abs()", f"{TEST_ZLOSS}::test_published_examples"),
@@ -386,6 +388,54 @@ MUTANTS: tuple[Mutant, ...] = (
         'line("optim/grad_norm", log_y=True)',
         'line("optim/grad_norm")',
         f"{TEST_WANDB_WORKSPACE}::test_the_description_says_which_runs_and_panels",
+    # Figures: what one huge value may not do, which runs are drawn, where marks stand, and what is never overwritten.
+    Mutant(
+        f"{FIGURES}/style.py",
+        "if low - below <= s <= high + above",
+        "if low - below <= s",
+        f"{TEST_FIGURES}::test_one_huge_loss_does_not_flatten_the_rest",
+    ),
+    Mutant(
+        f"{FIGURES}/style.py",
+        "        temporary.write_bytes(picture.getvalue())\n        os.replace(temporary, path)",
+        '        path.open("wb").close()\n        path.write_bytes(picture.getvalue())',
+        f"{TEST_FIGURES}::test_a_folder_that_cannot_be_made_or_written_is_one_sentence",
+    ),
+    Mutant(
+        f"{FIGURES}/chosen.py",
+        "(len(found[1]), _height(found[0]))",
+        "(_height(found[0]), len(found[1]))",
+        f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
+    ),
+    Mutant(
+        f"{FIGURES}/chosen.py",
+        "key=lambda value: seeds[value]",
+        "key=lambda value: -seeds[value]",
+        f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
+    ),
+    Mutant(
+        f"{FIGURES}/curves.py",
+        "np.flatnonzero(step == spike)[:1]",
+        "np.flatnonzero(step == spike + 1)[:1]",
+        f"{TEST_FIGURES}::test_spikes_stand_at_their_events_steps_on_their_own_panel",
+    ),
+    Mutant(
+        f"{FIGURES}/curves.py",
+        "last = known[-1:]",
+        "last = np.array([len(values) - 1])",
+        f"{TEST_FIGURES}::test_a_run_that_ended_early_ends_with_a_cross_at_its_last_finite_value",
+    ),
+    Mutant(
+        f"{FIGURES}/learning_rate.py",
+        "filled=not row.degraded",
+        "filled=True",
+        f"{TEST_FIGURES}::test_degraded_means_are_open",
+    ),
+    Mutant(
+        f"{FIGURES}/differences.py",
+        "row.p_holm <= SIGNIFICANT",
+        "row.p_holm >= 0",
+        f"{TEST_FIGURES}::test_significant_differences_are_filled_and_all_have_their_interval",
     ),
 )
 
