@@ -156,6 +156,7 @@ def test_text_stays_text_in_svg_and_truetype_in_pdf(sweep: Path, tmp_path: Path)
             assert b"/Type3" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_users_matplotlibrc_changes_nothing(sweep: Path, tmp_path: Path) -> None:
     comparison = read(sweep)
     (plain, *_) = draw(comparison, tmp_path / "plain")
