@@ -388,6 +388,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'line("optim/grad_norm", log_y=True)',
         'line("optim/grad_norm")',
         f"{TEST_WANDB_WORKSPACE}::test_the_description_says_which_runs_and_panels",
+    ),
     # Figures: what one huge value may not do, which runs are drawn, where marks stand, and what is never overwritten.
     Mutant(
         f"{FIGURES}/style.py",

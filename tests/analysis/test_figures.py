@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
         ([{"rows": log()}], ["curves", "attention_logits"]),
         ([{}], []),
         ([{}, {"arm": "qknorm"}], ["differences"]),
-        ([{}, {"lr": 1e-3}], ["loss_over_lr", "differences"]),
+        ([{}, {"lr": 1e-3}], ["loss_over_lr"]),
         ([{"lr": 1e-3}, {"lr": 1e-2, "arm": "qknorm"}], ["differences"]),  # the learning rate belongs to the arm
         ([{"rows": log(layers=0)}], ["curves"]),
         ([{"rows": []}, {"arm": "qknorm", "loss": None}], []),
@@ -399,7 +399,7 @@ def test_numbers_on_the_axes_are_apart_and_not_alike(
 def test_a_sweep_of_the_learning_rate_alone_is_one_line(tmp_path: Path, style: None) -> None:
     for lr in LRS:
         write_run(tmp_path, lr=lr, loss=2 + lr)
-    figure = loss_over_lr(read(tmp_path))
+    figure = loss_over_lr(read(tmp_path, by=["lr"]))
     assert figure
     assert xy(lines(figure.axes[0], "all runs")[0]) == (list(LRS), [2 + lr for lr in LRS])
 

@@ -13,9 +13,6 @@ from stability_lab.analysis.comparison import Comparison
 from stability_lab.analysis.sources import shown
 from stability_lab.config import ConfigError
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -56,10 +53,3 @@ def draw(comparison: Comparison, folder: Path, formats: Sequence[str] | None = N
 
 def _fault(path: Path, what: str, error: OSError) -> ConfigError:
     return ConfigError(f"--figures: {shown(path)} cannot be {what} ({error.strerror or error}): give another folder")
-
-
-def against_learning_rate(table: pd.DataFrame, path: Path) -> None:
-    """Only scripts/readme.py needs it, until it draws with `draw`."""
-    from stability_lab.analysis.figures import learning_rate
-
-    learning_rate.against_learning_rate(table, path)

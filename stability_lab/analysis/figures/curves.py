@@ -29,7 +29,6 @@ from stability_lab.analysis.figures.style import (
     view,
 )
 from stability_lab.analysis.runs import RunRecord, number
-from stability_lab.tracking.jsonl import EVENTS, read_rows
 
 # Column, text of its axis, name of its spikes, logarithmic?
 PANELS = (
@@ -105,7 +104,7 @@ def running_median(values: np.ndarray) -> np.ndarray:
 
 def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np.ndarray, look: Look) -> bool:
     """A triangle above the curve at each event's step, at the top edge where the value is out of view."""
-    at = [index for spike in events(run, event) for index in np.flatnonzero(step == spike)[:1]]
+    at = [index for spike in run.events(event) for index in np.flatnonzero(step == spike)[:1]]
     if not at:
         return False
     heights = _within(values[at], axes.get_ylim())
@@ -134,13 +133,3 @@ def _early(run: RunRecord, last: float) -> bool:
 
 def _within(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     return np.clip(np.where(np.isnan(values), limits[1], values), *limits)
-
-
-def events(run: RunRecord, name: str) -> list[float]:
-    """Steps of a run's events of this name; none where the file is missing or damaged."""
-    try:
-        rows = read_rows(run.path / EVENTS)
-    except (OSError, ValueError):
-        return []
-    found = (number(row.get("step")) for row in rows if row.get("event") == name)
-    return [step for step in found if step is not None]

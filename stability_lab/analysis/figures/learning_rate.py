@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stability_lab.analysis.comparison import Comparison, Row
 from stability_lab.analysis.figures.style import (
-    COLOURS,
-    MARKERS,
     WIDTH,
     Look,
-    applied,
     entry,
     label,
     learning_rates,
@@ -31,7 +26,6 @@ from stability_lab.analysis.figures.style import (
     plain,
     quantity,
     rule,
-    save,
     setting_text,
     view,
 )
@@ -250,27 +244,3 @@ def _marks(rows: Sequence[Row]) -> list[Any]:
     if any(row.degraded and row.metric for row in rows):
         marks.append(entry("degraded", marker="o", markerfacecolor="white", markeredgewidth=0.9, **grey))
     return marks
-
-
-def against_learning_rate(table: pd.DataFrame, path: Path) -> None:
-    """Final validation loss and largest attention logit of a table of runs, over learning rate."""
-    with applied():
-        figure = new_figure(8.4, 3.2)
-        panels = {"val/loss": "validation loss (nats per byte)", "largest attention logit": "largest attention logit"}
-        for axes, (column, text) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-            for number, (name, runs) in enumerate(table.groupby("stabilizer", sort=False)):
-                mean = pd.Series(runs.groupby("lr")[column].mean())
-                axes.plot(
-                    mean.index,
-                    mean.to_numpy(),
-                    label=str(name),
-                    color=COLOURS[number % len(COLOURS)],
-                    marker=MARKERS[number % len(MARKERS)],
-                )
-            axes.set_xscale("log")
-            if column != "val/loss" and bool((table[column] > 0).any()):
-                axes.set_yscale("log")
-            axes.set_xlabel("peak learning rate")
-            axes.set_ylabel(text)
-        figure.axes[0].legend()
-        save(figure, path)
