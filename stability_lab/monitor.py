@@ -42,10 +42,11 @@ class Monitor:
     where. In a distributed run, make one on every rank: rank 0 writes, the others only judge, and their `path` is None.
 
     `model` is what the gradient norm is measured on; without one give `grad_norm` to `step`. `config`, a mapping or an
-    object such as an `argparse.Namespace`, is kept in `config.yaml`: `compare` reads `seed` and `optimizer.lr` from it, and the latter is taken from `lr`, `learning_rate`
-    or the largest learning rate of the log where it is missing. `stabilizers` names what the model uses. The finite
-    rule of divergence holds after `warmup_steps`. `vocab_size` and `unigram_entropy` (of the training data, nats) are
-    what the initial validation loss is compared with.
+    object such as an `argparse.Namespace`, is kept in `config.yaml`: `compare` reads `seed` and `optimizer.lr` from it,
+    and the latter is taken from `lr`, `learning_rate` or the largest learning rate of the log where it is missing.
+    `stabilizers` names what the model uses. The finite rule of divergence holds after `warmup_steps`. `vocab_size` and
+    `unigram_entropy` (of the training data, nats) are what the initial validation loss is compared with. Raises
+    `ValueError` for values out of reach, before there is a folder.
     """
 
     def __init__(

@@ -166,7 +166,7 @@ def test_strides_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "one every 25 steps" in table(capsys, file)
 
 
-def test_the_worse_verdict_of_signals_that_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signals_that_are_logged_at_different_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss, norm = healthy(300)
     norm[250] = math.nan
     every_tenth = [value if i % 10 == 9 else None for i, value in enumerate(loss)]
@@ -177,6 +177,7 @@ def test_the_worse_verdict_of_signals_that_stand_apart(tmp_path: Path, capsys: p
     assert block["scores"]["loss"]["robust"]["n_scored"] == 10
     assert [event["event"] for event in block["events"]] == ["nonfinite_step"]
     assert any(note.startswith("loss: One value every 10 steps") for note in block["notes"])
+    assert block["steps"]["values"] == 300
     assert not any("The log has no" in note for note in block["notes"])
 
 

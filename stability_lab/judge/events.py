@@ -326,7 +326,7 @@ def _event(
     value: float | None,
     detail: str,
 ) -> Event:
-    """`span` holds the first and last row, `recovery` the row at which the signal was back; `stride` is the signal's."""
+    """`span` holds the first and last row, `recovery` the row at which the signal was back; `stride` is its own."""
     first, last = int(span[0]), int(span[1])
     lr = None if log.lr is None or not math.isfinite(log.lr[first]) else float(log.lr[first])
     tokens = None if log.tokens is None or not math.isfinite(log.tokens[first]) else int(log.tokens[first])

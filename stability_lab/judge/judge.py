@@ -82,15 +82,14 @@ def _strides(log: Log) -> Iterator[str]:
     """What is to be said of the steps that have no value, for each signal where the signals differ."""
     parts = {signal: log.having(signal) for signal in log.signals}
     several = any(part is not log for part in parts.values())
-    # One that has no value at all is told by its scores.
     for signal, part in parts.items() if several else [("", log)]:
         which = f"{NAMES[signal]}: " if several else ""
         if several and len(part) < len(log):
             yield f"{which}{len(log) - len(part)} of {len(log)} steps have no value, and windows count those that do."
         if part.stride != 1:
             yield (
-                f"{which}One value every {part.stride} steps: windows count values, not steps, so scores do not compare "
-                "with those of a log of every step, and a spike between two values is not seen."
+                f"{which}One value every {part.stride} steps: windows count values, not steps, so scores do not "
+                "compare with those of a log of every step, and a spike between two values is not seen."
             )
         if len(part) > 1 and np.any(np.diff(part.step) != part.stride):
             yield f"{which}The steps between values are not always {part.stride}."

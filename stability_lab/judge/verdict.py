@@ -294,9 +294,7 @@ def _course(log: Log, evidence: Evidence) -> str:
     else:
         course = f"began and ended at {last:.3f} nats"
     if last > lowest + RISE_NATS and not _judged_losses(log, evidence.warmup_steps)[0].size:
-        course += (
-            f" (a finite rise counts as divergence from {2 * LEVEL_ROWS} values and {MIN_STEPS} steps on, after warm-up)"
-        )
+        course += f" (a finite rise is divergence from {2 * LEVEL_ROWS} values and {MIN_STEPS} steps on, after warm-up)"
     return f"The loss {course} and stayed finite"
 
 

@@ -28,7 +28,9 @@ _SECRET_ENV = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _CREDENTIAL = re.compile(
     r"wandb_v1_[A-Za-z0-9_-]{16,}|(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}|(?<![A-Za-z0-9])[0-9a-fA-F]{40}(?![A-Za-z0-9])"
 )
-_SECRET_WORDS = frozenset({"secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials"})
+_SECRET_WORDS = frozenset(
+    {"secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials"}
+)
 # Before `key` or `token` these make a credential of it; before others, as in `sort_key` or `pad_token`, it is one only
 # if it looks like one.
 _SECRET_KINDS = frozenset({"api", "access", "auth", "private", "bearer", "hf", "hub", "wandb", "github", "refresh"})

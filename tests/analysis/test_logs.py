@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stability_lab.analysis.logs import NAMES, number, read_log, read_metric
+from stability_lab.analysis.columns import NAMES
+from stability_lab.analysis.logs import read_log, read_logs, read_metrics
 from stability_lab.analysis.sources import read_source, shown
 from stability_lab.config import ConfigError
 
@@ -144,7 +145,7 @@ def test_a_trainer_state_says_what_it_hides(tmp_path: Path) -> None:
     named = read_log(as_trainer_state(tmp_path))
     assert named.columns == {"loss": "loss", "grad_norm": "grad_norm", "step": "step"}
     assert any("logging_nan_inf_filter" in note for note in named.notes)
-    assert any("2 of 7 rows have no loss" in note for note in named.notes)
+    assert "2 of 7 rows have no loss and no grad_norm." in named.notes
 
 
 def test_parquet_by_pandas_says_what_it_hides(tmp_path: Path) -> None:
@@ -213,29 +214,8 @@ def test_a_column_of_words_is_no_series(tmp_path: Path) -> None:
     file = csv_file(tmp_path, "step,loss", "1,low", "2,high")
     with pytest.raises(ConfigError, match="holds no number"):
         read_log(file, loss="loss")
-    with pytest.raises(ConfigError, match="no known name of a loss"):
+    with pytest.raises(ConfigError, match="cannot be judged: the column loss holds no number but 'low'"):
         read_log(file)
-
-
-@pytest.mark.parametrize(
-    ("cell", "value"),
-    [("1e-3", 1e-3), (" 2 ", 2.0), (7, 7.0), (True, 1.0), ("-inf", -math.inf), ("Infinity", math.inf)]
-    + [(cell, None) for cell in ("", "  ", None, "null", "None", "1.2.3", [1.0], {})],
-)
-def test_cells(cell: Any, value: float | None) -> None:
-    assert number(cell) == value
-
-
-def test_a_number_beyond_the_largest_float_is_infinite() -> None:
-    assert number(10**400) == math.inf
-    assert number(-(10**400)) == -math.inf
-
-
-@pytest.mark.parametrize("cell", ["NaN", "nan", float("nan")])
-def test_nan_is_a_value(cell: Any) -> None:
-    value = number(cell)
-    assert value is not None
-    assert math.isnan(value)
 
 
 def test_validation_rows_are_left_out(tmp_path: Path) -> None:
@@ -285,13 +265,13 @@ def test_rows_in_no_order_are_sorted(tmp_path: Path) -> None:
     steps, values, notes = steps_and_values(tmp_path, [9, 8, 7, 6, 5, 4, 3, 2, 1])
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert values == [8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert notes == ["loss: the rows are not in order of steps and were sorted."]
+    assert notes == ["The rows are not in order of steps and were sorted."]
 
 
 def test_of_several_values_a_step_the_last_counts(tmp_path: Path) -> None:
     steps, values, notes = steps_and_values(tmp_path, [1, 1, 2, 2, 3, 3])
     assert (steps, values) == ([1, 2, 3], [1, 3, 5])
-    assert "3 values had a step that a later one has too" in notes[0]
+    assert notes == ["loss: 3 values had a step that a later one has too, which counts."]
 
 
 def test_without_steps_rows_are_counted(tmp_path: Path) -> None:
@@ -316,18 +296,30 @@ def test_a_counter_of_log_calls_is_the_last_resort(tmp_path: Path) -> None:
     assert read_log(jsonl_file(tmp_path, sparse)).columns["step"] == "_step"
 
 
-def test_signals_at_different_steps_stand_apart(tmp_path: Path) -> None:
+def test_signals_at_different_steps_stand_in_one_log(tmp_path: Path) -> None:
     table = [
         {"iter": i, "grad_norm": float(i), "lr": i / 100} | ({"loss": 2.0} if i % 5 == 0 else {}) for i in range(20)
     ]
+    log = read_log(jsonl_file(tmp_path, table)).log
+    assert log.step.tolist() == list(range(20))
+    assert log.having("loss").step.tolist() == [0, 5, 10, 15]
+    assert (log.having("grad_norm") is log, log.no_grad_norm) == (True, None)
+    assert log.lr is not None
+    assert log.lr.tolist() == [i / 100 for i in range(20)]
+
+
+def test_signals_in_rows_of_their_own_meet_at_their_step(tmp_path: Path) -> None:
+    table: list[dict[str, Any]] = []
+    for i in range(1, 6):
+        table += [{"step": i, "loss": 2.0 + i}, {"step": i, "grad_norm": 1.0 * i}, {"step": i, "lr": 0.1 * i}]
     named = read_log(jsonl_file(tmp_path, table))
-    assert named.apart is not None
-    assert named.log.grad_norm is None
-    assert named.log.step.tolist() == [0, 5, 10, 15]
+    assert named.log.step.tolist() == [1, 2, 3, 4, 5]
+    assert named.log.loss is not None
     assert named.log.lr is not None
-    assert named.log.lr.tolist() == [0.0, 0.05, 0.1, 0.15]
-    assert named.apart.step.tolist() == list(range(20))
-    assert any("each is judged by itself" in note for note in named.notes)
+    assert (named.log.no_loss, named.log.no_grad_norm) == (None, None)
+    assert named.log.loss.tolist() == [3.0, 4.0, 5.0, 6.0, 7.0]
+    assert named.log.lr.tolist() == [0.1 * i for i in range(1, 6)]
+    assert not any("later" in note for note in named.notes)
 
 
 def test_companions_are_taken_along(tmp_path: Path) -> None:
@@ -348,12 +340,12 @@ def test_companions_are_taken_along(tmp_path: Path) -> None:
 
 def test_any_column_as_a_metric(tmp_path: Path) -> None:
     file = jsonl_file(tmp_path, [{"step": i, "attn/max": float(i)} for i in (2, 4, 6)])
-    series, _, notes = read_metric(file, "attn/max")
+    ((series, _, notes),) = read_metrics(file, "attn/max")
     assert series.step.tolist() == [2, 4, 6]
     assert series.value.tolist() == [2.0, 4.0, 6.0]
     assert notes == ["One value every 2 steps: windows count values, not steps."]
     with pytest.raises(ConfigError, match=r"^--metric=attn/maxx: .*did you mean attn/max\?$"):
-        read_metric(file, "attn/maxx")
+        read_metrics(file, "attn/maxx")
 
 
 def test_strange_lines_in_jsonl_are_said(tmp_path: Path) -> None:

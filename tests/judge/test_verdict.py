@@ -57,7 +57,7 @@ def test_stable_and_spiky():
         (np.linspace(2.0, 2.9, 300), "without a spike, but with a slow rise at step 150: median loss"),
         (np.r_[np.linspace(5, 2, 200), np.linspace(2, 2.9, 200)], "fell from 4.857 to 2.031 nats, rose to 2.857"),
         (np.r_[np.full(200, 2.0), np.full(200, 2.6)], "8 spikes; and a level shift at step 201: median loss"),
-        (np.linspace(2, 9, 99), "rose from 2.679 to 8.321 nats (a finite rise counts as divergence from 40 values and"),
+        (np.linspace(2, 9, 99), "rose from 2.679 to 8.321 nats (a finite rise is divergence from 40 values and"),
         ([3.0], "The loss is 3.000 nats in the only value; the run is too short"),
         ([3.0, 2.0], "The loss fell from 3.000 to 2.000 nats and stayed finite; the run is too short"),
     ],
