@@ -14,6 +14,7 @@ from stability_lab.analysis.cells import is_empty, number
 from stability_lab.analysis.columns import (
     NAMES,
     READ,
+    WORDS,
     asked_for,
     candidates,
     found,
@@ -135,7 +136,7 @@ def _log(source: Source, asked: dict[str, str | None], step: str | None) -> Name
     for role, column in signals.items():
         other = next(name for name in _SIGNALS if name != role)
         if asked[role] is not None and column in named_for(source, other):
-            notes.append(f"{shown(column)} is judged as a {role.replace('_', ' ')}, but its name is that of another.")
+            notes.append(f"{shown(column)} is judged as a {WORDS[role]}, but its name is that of a {WORDS[other]}.")
     extra = {
         role: taken[0] for role in NAMES if role not in (*_SIGNALS, "step") and (taken := candidates(source, role))
     }

@@ -84,7 +84,7 @@ def read_source(path: Path) -> Source:
         notes.insert(0, f"Read from {names}" + (f" and {len(files) - 3} more." if len(files) > 3 else "."))
     source = Source(path, parts[0].format, [row for part in parts for row in part.rows], notes)
     if not source.rows:
-        raise ConfigError(f"{shown(path)} holds no row")
+        raise ConfigError(". ".join([f"{shown(path)} holds no row", *(shown(note.rstrip(".")) for note in notes)]))
     return source
 
 
