@@ -113,7 +113,6 @@ BAD_JOBS = {
     "missing file": ["data=text", f"data.path={Path(__file__).as_posix()},missing.txt"],
     "no path": ["data=sotu,text"],
     "vocabulary": ["model.vocab_size=null,100"],
-    "a fault after the end": (["debug.inject=nan_grad@41", "trainer.max_steps=40"], ["debug.inject=nan_grad@41", "40"]),
     "a model too large to count": ["model.d_model=32,4000000000"],
 }
 
