@@ -41,12 +41,12 @@ _NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script `stability-lab`; ends the process with the documented exit code."""
     code = run(sys.argv[1:] if argv is None else list(argv))
-    try:
-        if sys.stdout is not None:  # closed by whoever started us
+    if sys.stdout is not None:  # closed by whoever started us
+        try:
             sys.stdout.flush()
-    except OSError:
-        # `run` has said so; Python would try again at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:
+            # `run` has said so; Python would try again at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 

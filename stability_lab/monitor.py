@@ -116,7 +116,7 @@ class Monitor:
             raise ValueError("loss is None, but must be one number")
         if step is not None:
             _check_whole("step", step, 1)
-        if not isinstance(tokens, Tensor | None) and not 0 <= tokens < math.inf:
+        if tokens is not None and not isinstance(tokens, Tensor) and not 0 <= tokens < math.inf:
             raise ValueError(f"tokens is {tokens}, but must be a number of tokens from 0 on")
         wrong = OWN_KEYS & extra.keys()
         if wrong:

@@ -211,6 +211,7 @@ def test_faults_of_a_run_are_told_once(
     assert dict(Counter(event["event"] for event in block["events"])) == summary["events"]
     assert summary["events"]["skipped_step"] == 1
     assert (block["verdict"], block["reason"]) == (summary["verdict"], summary["reason"])
+    assert block["notes"] == summary["notes"]
 
 
 def test_several_runs_are_several_blocks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

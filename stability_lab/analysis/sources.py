@@ -17,6 +17,8 @@ from stability_lab.analysis.tfevents import is_event_file, read_scalars
 from stability_lab.config import ConfigError
 from stability_lab.tracking.jsonl import METRICS
 
+# Logs that a folder may hold itself, the first of which is read.
+_LOGS = (METRICS, "trainer_state.json", "metrics.csv")
 TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
     "a run's folder, CSV, JSONL, trainer_state.json of transformers, Parquet, TensorBoard event files or an offline "
@@ -61,8 +63,9 @@ def shown(text: object) -> str:
 
 def read_sources(path: Path) -> list[Source]:
     """The log in a file or folder; of a folder that holds our own runs the log of each."""
-    own = [] if not path.is_dir() or run_folder(path) else sorted(path.rglob(METRICS))
-    runs = [file.parent for file in own if run_folder(file)]
+    runs = []
+    if path.is_dir() and not any((path / name).is_file() for name in _LOGS):
+        runs = [file.parent for file in sorted(path.rglob(METRICS)) if run_folder(file)]
     return [read_source(run) for run in runs] if runs else [read_source(path)]
 
 
@@ -103,7 +106,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ConfigError(f"{shown(path)} is no regular file: write what it gives into one")
-    for name in (METRICS, "trainer_state.json", "metrics.csv"):
+    for name in _LOGS:
         if (path / name).is_file():
             return [path / name]
     if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime):

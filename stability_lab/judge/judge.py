@@ -80,7 +80,10 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
 
 def _strides(log: Log) -> Iterator[str]:
     """What is to be said of the steps that have no value, for each signal where the signals differ."""
-    parts = {signal: log.having(signal) for signal in log.signals}
+    # A step that was skipped needs no value: its own note speaks of it.
+    skipped = np.zeros(len(log), dtype=np.bool_) if log.skipped is None else log.skipped
+    known = {signal: log.has(signal) | skipped for signal in log.signals}
+    parts = {signal: log if rows.all() else log.rows(rows) for signal, rows in known.items()}
     several = any(part is not log for part in parts.values())
     for signal, part in parts.items() if several else [("", log)]:
         which = f"{NAMES[signal]}: " if several else ""

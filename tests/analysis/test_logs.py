@@ -501,6 +501,8 @@ def test_a_folder_of_our_runs_is_one_log_a_run(tmp_path: Path) -> None:
     logs = read_logs(tmp_path)
     assert [log.source for log in logs] == [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]
     assert {log.format for log in logs} == {"run folder"}
+    csv_file(tmp_path, "step,loss", "1,2.0", name="metrics.csv")
+    assert [log.format for log in read_logs(tmp_path)] == ["CSV"]
 
 
 @pytest.mark.parametrize(
