@@ -64,6 +64,8 @@ TEST_WANDB_REBUILD = "tests/tracking/test_wandb_rebuild.py"
 TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
 
 FIGURES, TEST_FIGURES = "stability_lab/analysis/figures", "tests/analysis/test_figures.py"
+JUDGE_LOG, VERDICT, EVENTS = (f"stability_lab/judge/{name}.py" for name in ("log", "verdict", "events"))
+TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/analysis/test_logs.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
@@ -437,6 +439,57 @@ MUTANTS: tuple[Mutant, ...] = (
         "row.p_holm <= SIGNIFICANT",
         "row.p_holm >= 0",
         f"{TEST_FIGURES}::test_significant_differences_are_filled_and_all_have_their_interval",
+    ),
+    # The judge: a step without a value is no NaN, where a divergence began, and where a signal was back.
+    Mutant(
+        JUDGE_LOG,
+        "self.has(name) & ~np.isfinite(self.signals[name])",
+        "~np.isfinite(self.signals[name])",
+        f"{TEST_VERDICT}::test_steps_without_a_value_are_no_nan",
+    ),
+    Mutant(
+        VERDICT,
+        "min(begin + lowest + 1,",
+        "min(begin + lowest,",
+        f"{TEST_VERDICT}::test_the_first_bad_step_is_that_of_the_rise_and_not_of_the_lagging_mean",
+    ),
+    Mutant(VERDICT, "after + 2 * width", "after + width", f"{TEST_VERDICT}::test_the_first_bad_step_in_noise"),
+    Mutant(
+        EVENTS,
+        "return begin + int(where[0])",
+        "return begin",
+        "tests/judge/test_events.py::test_recovery_is_within_half_the_height_that_counts",
+    ),
+    Mutant(
+        "stability_lab/judge/lr_sensitivity.py",
+        "lowest + EDGE_NATS + _ROUNDING",
+        "lowest + EDGE_NATS",
+        "tests/judge/test_lr_sensitivity.py::test_published_decimals_at_the_limits",
+    ),
+    Mutant(
+        "stability_lab/record.py",
+        'self.no_norm.append("optim/grad_norm" not in row)',
+        "self.no_norm.append(False)",
+        "tests/test_monitor.py::test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline",
+    ),
+    # What score reads: gaps stay gaps, epochs are numbered through, an empty column is passed over.
+    Mutant(
+        "stability_lab/analysis/logs.py",
+        'fields[f"no_{role}"] = ~has',
+        'fields[f"no_{role}"] = None',
+        "tests/test_score.py::test_signals_that_are_logged_at_different_steps",
+    ),
+    Mutant(
+        "stability_lab/analysis/steps.py",
+        "steps + segment * epoch",
+        "steps + segment",
+        f"{TEST_LOGS}::test_steps_that_begin_anew_each_epoch_are_numbered_through",
+    ),
+    Mutant(
+        "stability_lab/analysis/columns.py",
+        "2 * counts[column] < most",
+        "False",
+        f"{TEST_LOGS}::test_a_loss_that_is_nearly_empty_is_passed_over",
     ),
 )
 

@@ -112,7 +112,7 @@ def check(config: TrainConfig) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    parse(config.debug.inject)
+    parse(config.debug.inject, config.trainer.max_steps)
     data = load_data(config)
     with torch.device("meta"):
         try:

@@ -53,9 +53,11 @@ class Record:
         self.step = 0
         self.tokens = 0
         self.series = {key: array("d") for key in _JUDGED}
-        self.every_norm = True  # has each step a gradient norm?
+        self.no_norm = array("b")  # which steps have no gradient norm, which is not the same as a NaN
+        self.waits_for_step = False  # the newest row is a validation whose step may still come
         self.initial: Row = {}
         self.newest: Row = {}
+        self.validated = 0  # the step of the newest validation
         self.best: Row = {}
         self.nonfinite = self.diverged = self.ended = False
         self.looked_at, self.next_look = 0, 1
@@ -63,7 +65,12 @@ class Record:
 
     def add(self, step: int | None, values: Row) -> None:
         self._check_open()
-        self.pending.append({"step": self._advance(step), **values})
+        if self.waits_for_step and step in (None, self.step):
+            row = (self.pending or self.unwritten).pop()
+            self.pending.append({**row, **values})
+        else:
+            self.pending.append({"step": self._advance(step), **values})
+        self.waits_for_step = False
         if len(self.pending) >= self.flush_every:
             self.flush()
 
@@ -77,11 +84,15 @@ class Record:
             warning = initial_loss_warning(loss, size, entropy)
             if warning and self.files:
                 _log.warning("%s", warning)
-        elif step == self.step:
-            (self.pending or self.unwritten)[-1].update(values)
-        else:
+        elif step > self.step:
             self.pending.append({"step": self._advance(step), **values})
-        self.newest = values
+            self.waits_for_step = True
+        elif row := next((row for row in [*self.unwritten, *self.pending] if row["step"] == step), None):
+            row.update(values)
+        elif self.files:
+            _log.warning("%s: step %d is written already: its validation loss goes to no line", self.files.path, step)
+        if step >= self.validated:
+            self.newest, self.validated = values, step
         if loss < self.best.get("val/loss", math.inf):
             self.best = {**values, "step": step}
 
@@ -105,7 +116,7 @@ class Record:
             self._complete(row)
             for key, values in self.series.items():
                 values.append(row.get(key, math.nan))
-            self.every_norm = self.every_norm and "optim/grad_norm" in row
+            self.no_norm.append("optim/grad_norm" not in row)
         self.nonfinite = self.nonfinite or any(map(_is_bad, steps))
         events = self._look_back()
         self.unwritten += rows
@@ -148,23 +159,26 @@ class Record:
         """Derived values of a row whose tensors have become numbers."""
         scale, norm = row.get("optim/loss_scale"), row.get("optim/grad_norm")
         if scale is not None and norm is not None:
-            row["optim/grad_norm"] = norm / scale
+            # A scale that has shrunk to 0 leaves nothing of the gradients to measure.
+            row["optim/grad_norm"] = norm / scale if scale > 0 else math.nan
             overflow = not math.isfinite(norm) and math.isfinite(row["train/loss"])
             row["optim/skipped"] = row["optim/skipped"] or (overflow and scale > 1)
         row["optim/skipped"] = float(row["optim/skipped"])
         row["train/ppl"] = perplexity(row["train/loss"])
         if "tokens" in row:
-            self.tokens += int(row["tokens"])
+            self.tokens += int(row["tokens"]) if math.isfinite(row["tokens"]) else 0
             row["tokens"] = self.tokens
 
     def log(self) -> Log:
-        """What was flushed so far; the gradient norm only where every step has one."""
+        """What was flushed so far."""
         fields = {_JUDGED[key]: np.array(values) for key, values in self.series.items()}
         for name in ("lr", "tokens", "max_attn_logit"):
             if np.isnan(fields[name]).all():
                 del fields[name]
-        norm = fields.pop("grad_norm") if self.every_norm else None
-        return Log(**{**fields, "grad_norm": norm})
+        absent = np.array(self.no_norm, dtype=np.bool_)
+        if absent.all():
+            return Log(**{**fields, "grad_norm": None})
+        return Log(**fields, no_grad_norm=absent if absent.any() else None)
 
     def end(self, status: str, ended_by: str | None, nonfinite_parameter: bool = False) -> Judgement | None:
         """Flush, judge and close, once; None where there was no step to judge."""
@@ -203,7 +217,8 @@ class Record:
         kept = log.kept()
         loss, norm = kept.loss, kept.grad_norm
         assert loss is not None
-        train_loss = float(loss[-LAST:].mean()) if loss.size else None
+        with np.errstate(over="ignore"):
+            train_loss = float(loss[-LAST:].mean()) if loss.size else None
         finite = norm[np.isfinite(norm)] if norm is not None else np.empty(0)
         logits = log.max_attn_logit
         return {

@@ -108,7 +108,7 @@ def _train(
             run.probe_windows,
             _plan(config),
             _Sink(files, tracker, progress),
-            Injector(parse(config.debug.inject)),
+            Injector(parse(config.debug.inject, config.trainer.max_steps)),
         )
         try:
             loop.run()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stability_lab.analysis.comparison import Comparison
 from stability_lab.analysis.sources import shown
