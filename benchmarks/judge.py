@@ -47,7 +47,7 @@ def judged(seed: int, *overrides: str) -> dict[str, Any]:
     plan = Plan(t.max_steps, t.micro_batch_size, 1, config.model.seq_len, t.log_every, None, 100, True)
     loop = Loop(
         run.model, run.step, run.schedule, run.sampler, run.eval_windows, run.eval_bytes, run.probe_windows,
-        plan, Nowhere(), Injector(parse(config.debug.inject)),
+        plan, Nowhere(), Injector(parse(config.debug.inject, config.trainer.max_steps)),
     )  # fmt: skip
     loop.run()
     return summarise(loop.history, loop.stopped_by == "nonfinite", run.data.unigram_entropy, 257, 30)

@@ -63,6 +63,10 @@ TEST_WANDB_SYNC, TEST_WANDB_API = "tests/tracking/test_wandb_sync.py", "tests/tr
 TEST_WANDB_REBUILD = "tests/tracking/test_wandb_rebuild.py"
 TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
 
+FIGURES, TEST_FIGURES = "stability_lab/analysis/figures", "tests/analysis/test_figures.py"
+JUDGE_LOG, VERDICT, EVENTS = (f"stability_lab/judge/{name}.py" for name in ("log", "verdict", "events"))
+TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/analysis/test_logs.py"
+
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
     Mutant(ZLOSS, "log_z_N.square()", "log_z_N.abs()", f"{TEST_ZLOSS}::test_published_examples"),
@@ -386,6 +390,106 @@ MUTANTS: tuple[Mutant, ...] = (
         'line("optim/grad_norm", log_y=True)',
         'line("optim/grad_norm")',
         f"{TEST_WANDB_WORKSPACE}::test_the_description_says_which_runs_and_panels",
+    ),
+    # Figures: what one huge value may not do, which runs are drawn, where marks stand, and what is never overwritten.
+    Mutant(
+        f"{FIGURES}/style.py",
+        "if low - below <= s <= high + above",
+        "if low - below <= s",
+        f"{TEST_FIGURES}::test_one_huge_loss_does_not_flatten_the_rest",
+    ),
+    Mutant(
+        f"{FIGURES}/style.py",
+        "        temporary.write_bytes(picture.getvalue())\n        os.replace(temporary, path)",
+        '        path.open("wb").close()\n        path.write_bytes(picture.getvalue())',
+        f"{TEST_FIGURES}::test_a_folder_that_cannot_be_made_or_written_is_one_sentence",
+    ),
+    Mutant(
+        f"{FIGURES}/chosen.py",
+        "(len(found[1]), _height(found[0]))",
+        "(_height(found[0]), len(found[1]))",
+        f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
+    ),
+    Mutant(
+        f"{FIGURES}/chosen.py",
+        "key=lambda value: seeds[value]",
+        "key=lambda value: -seeds[value]",
+        f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
+    ),
+    Mutant(
+        f"{FIGURES}/curves.py",
+        "np.flatnonzero(step == spike)[:1]",
+        "np.flatnonzero(step == spike + 1)[:1]",
+        f"{TEST_FIGURES}::test_spikes_stand_at_their_events_steps_on_their_own_panel",
+    ),
+    Mutant(
+        f"{FIGURES}/curves.py",
+        "last = known[-1:]",
+        "last = np.array([len(values) - 1])",
+        f"{TEST_FIGURES}::test_a_run_that_ended_early_ends_with_a_cross_at_its_last_finite_value",
+    ),
+    Mutant(
+        f"{FIGURES}/learning_rate.py",
+        "filled=not row.degraded",
+        "filled=True",
+        f"{TEST_FIGURES}::test_degraded_means_are_open",
+    ),
+    Mutant(
+        f"{FIGURES}/differences.py",
+        "row.p_holm <= SIGNIFICANT",
+        "row.p_holm >= 0",
+        f"{TEST_FIGURES}::test_significant_differences_are_filled_and_all_have_their_interval",
+    ),
+    # The judge: a step without a value is no NaN, where a divergence began, and where a signal was back.
+    Mutant(
+        JUDGE_LOG,
+        "self.has(name) & ~np.isfinite(self.signals[name])",
+        "~np.isfinite(self.signals[name])",
+        f"{TEST_VERDICT}::test_steps_without_a_value_are_no_nan",
+    ),
+    Mutant(
+        VERDICT,
+        "min(begin + lowest + 1,",
+        "min(begin + lowest,",
+        f"{TEST_VERDICT}::test_the_first_bad_step_is_that_of_the_rise_and_not_of_the_lagging_mean",
+    ),
+    Mutant(VERDICT, "after + 2 * width", "after + width", f"{TEST_VERDICT}::test_the_first_bad_step_in_noise"),
+    Mutant(
+        EVENTS,
+        "return begin + int(where[0])",
+        "return begin",
+        "tests/judge/test_events.py::test_recovery_is_within_half_the_height_that_counts",
+    ),
+    Mutant(
+        "stability_lab/judge/lr_sensitivity.py",
+        "lowest + EDGE_NATS + _ROUNDING",
+        "lowest + EDGE_NATS",
+        "tests/judge/test_lr_sensitivity.py::test_published_decimals_at_the_limits",
+    ),
+    Mutant(
+        "stability_lab/record.py",
+        'self.no_norm.append("optim/grad_norm" not in row)',
+        "self.no_norm.append(False)",
+        "tests/test_monitor.py::test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline",
+    ),
+    # What score reads: gaps stay gaps, epochs are numbered through, an empty column is passed over.
+    Mutant(
+        "stability_lab/analysis/logs.py",
+        'fields[f"no_{role}"] = ~has',
+        'fields[f"no_{role}"] = None',
+        "tests/test_score.py::test_signals_that_are_logged_at_different_steps",
+    ),
+    Mutant(
+        "stability_lab/analysis/steps.py",
+        "steps + segment * epoch",
+        "steps + segment",
+        f"{TEST_LOGS}::test_steps_that_begin_anew_each_epoch_are_numbered_through",
+    ),
+    Mutant(
+        "stability_lab/analysis/columns.py",
+        "2 * counts[column] < most",
+        "False",
+        f"{TEST_LOGS}::test_a_loss_that_is_nearly_empty_is_passed_over",
     ),
 )
 

@@ -119,7 +119,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    faults = parse(config.debug.inject)
+    faults = parse(config.debug.inject, config.trainer.max_steps)
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")
     data = load_data(config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
-import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,14 +35,41 @@ COMMANDS = {
     "sync": "sync",
     "stabilizers": "listing",
 }
+# Of a file or a standard output that takes no more.
+_NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script `stability-lab`; ends the process with the documented exit code."""
-    sys.exit(run(sys.argv[1:] if argv is None else list(argv)))
+    code = run(sys.argv[1:] if argv is None else list(argv))
+    if sys.stdout is not None:  # closed by whoever started us
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # `run` has said so; Python would try again at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
+    try:
+        code = _run(argv)
+        print(end="", flush=True)
+        return code
+    except ConfigError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in _NO_WRITE and not isinstance(error, BrokenPipeError):
+            raise
+        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe may stop when it likes
+            print(f"error: writing failed: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -49,23 +77,10 @@ def run(argv: Sequence[str]) -> int:
         print(__version__)
         return 0
     console.set_up()
-    try:
-        return _dispatch(argv[0], argv[1:])
-    except ConfigError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 1
+    return _dispatch(argv[0], argv[1:])
 
 
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
     return importlib.import_module(f"stability_lab.{COMMANDS[command]}").main(arguments)
-
-
-class _Printable(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))

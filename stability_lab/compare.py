@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         _write(args.out, made)
         print(f"written: {shown(args.out)}")
-    if figures and args.format == "table":
-        print(f"figures: {', '.join(shown(path) for path in figures)}")
+    if args.figures and args.format == "table":
+        print(f"figures: {', '.join(map(shown, figures)) or 'none, because the runs hold nothing that can be drawn'}")
     if args.wandb:
         print(_publish(comparison, runs, figures, args, command))
     return 0

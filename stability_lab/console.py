@@ -8,8 +8,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stability_lab.config import printable
+
 _ALL = logging.getLogger("stability_lab")
 _SWEEP = "stability_lab.sweep"
+
+
+class _Printable(logging.Formatter):
+    """A run's name, and what its files say, may hold control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _Filter(logging.Filter):
@@ -32,7 +41,7 @@ def set_up() -> None:
     """Messages for people go to standard output; details stay in a run's train.log."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setLevel(logging.INFO)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     handler.addFilter(_filter)
     _ALL.handlers = [handler]
     _ALL.setLevel(logging.DEBUG)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
 import weakref
 from collections import defaultdict
@@ -40,18 +41,19 @@ class Monitor:
     context manager. A folder that exists is never written to: the run then goes to a numbered sibling; `path` says
     where. In a distributed run, make one on every rank: rank 0 writes, the others only judge, and their `path` is None.
 
-    `model` is what the gradient norm is measured on; without one give `grad_norm` to `step`. `config` is kept in
-    `config.yaml`: `compare` reads `seed` and `optimizer.lr` from it, and the latter is taken from `lr`, `learning_rate`
-    or the largest learning rate of the log where it is missing. `stabilizers` names what the model uses. The finite
-    rule of divergence holds after `warmup_steps`. `vocab_size` and `unigram_entropy` (of the training data, nats) are
-    what the initial validation loss is compared with.
+    `model` is what the gradient norm is measured on; without one give `grad_norm` to `step`. `config`, a mapping or an
+    object such as an `argparse.Namespace`, is kept in `config.yaml`: `compare` reads `seed` and `optimizer.lr` from it,
+    and the latter is taken from `lr`, `learning_rate` or the largest learning rate of the log where it is missing.
+    `stabilizers` names what the model uses. The finite rule of divergence holds after `warmup_steps`. `vocab_size` and
+    `unigram_entropy` (of the training data, nats) are what the initial validation loss is compared with. Raises
+    `ValueError` for values out of reach, before there is a folder.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         model: nn.Module | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | object | None = None,
         *,
         stabilizers: Iterable[str] = (),
         flush_every: int = 50,
@@ -59,11 +61,15 @@ class Monitor:
         vocab_size: int | None = None,
         unigram_entropy: float | None = None,
     ):
-        if flush_every < 1:
-            raise ValueError(f"flush_every is {flush_every}, but must be at least 1 step")
+        _check_whole("flush_every", flush_every, 1)
+        _check_whole("warmup_steps", warmup_steps, 0)
+        if vocab_size is not None:
+            _check_whole("vocab_size", vocab_size, 1)
+        if unigram_entropy is not None and not 0 <= unigram_entropy < math.inf:
+            raise ValueError(f"unigram_entropy is {unigram_entropy}, but must be a number of nats from 0 on")
         self.model = model
         self._sharded = model is not None and any(type(m).__name__.startswith("FullySharded") for m in model.modules())
-        plain = redact(_config(config or {}))
+        plain = redact(_config({} if config is None else config))
         names = [stabilizers] if isinstance(stabilizers, str) else sorted(stabilizers)
         files = _open(Path(path), plain, names, model) if _rank() == 0 else None
         evidence = {"warmup_steps": warmup_steps, "vocab_size": vocab_size, "unigram_entropy": unigram_entropy}
@@ -92,7 +98,7 @@ class Monitor:
         grad_norm: Tensor | float | None = None,
         tokens: Tensor | int | None = None,
         scale: Tensor | float | None = None,
-        skipped: Tensor | bool = False,
+        skipped: Tensor | bool | None = None,
         step: int | None = None,
         **extra: Tensor | float,
     ) -> None:
@@ -103,20 +109,33 @@ class Monitor:
         `tokens` counts this step only. `scale` is what the gradients are still multiplied by (GradScaler's): the norm
         is divided by it, and a step whose gradients overflow while its loss is finite counts as skipped. `skipped` says
         so where you know it yourself. `step` is the number of the optimizer step, by default one more than the last.
-        Each name in `extra` is a column of `metrics.jsonl`.
+        Each name in `extra` is a column of `metrics.jsonl`. Raises `ValueError` for what is no number, and for a step
+        that does not come after the last one; then nothing is recorded.
         """
+        if loss is None:
+            raise ValueError("loss is None, but must be one number")
+        if step is not None:
+            _check_whole("step", step, 1)
+        if tokens is not None and not isinstance(tokens, Tensor) and not 0 <= tokens < math.inf:
+            raise ValueError(f"tokens is {tokens}, but must be a number of tokens from 0 on")
         wrong = OWN_KEYS & extra.keys()
         if wrong:
             raise ValueError(f"{', '.join(sorted(wrong))}: the monitor writes this column itself")
         if grad_norm is None and self.model is not None:
             grad_norm = self._measure(self.model)
         row: Row = {"train/loss": loss, "optim/grad_norm": grad_norm, "optim/lr": lr, "tokens": tokens}
-        row |= {"optim/skipped": skipped, "optim/loss_scale": scale, **extra}
+        row |= {"optim/skipped": False if skipped is None else skipped, "optim/loss_scale": scale, **extra}
         self._record.add(step, {key: _scalar(key, value) for key, value in row.items() if value is not None})
 
     def log_validation(self, loss: Tensor | float, *, step: int | None = None) -> None:
-        """Record a validation loss (mean cross-entropy, nats) after the newest step, or before the first one."""
-        self._record.validate(float(loss), step)
+        """Record a validation loss (mean cross-entropy, nats) after the newest step, or before the first one.
+
+        `step` says after which one instead, and `step()` may still follow for the same one. Raises `ValueError` for
+        what is no number.
+        """
+        if step is not None:
+            _check_whole("step", step, 0)
+        self._record.validate(float(_scalar("loss", loss)), step)
 
     def finish(self) -> Judgement | None:
         """Write what is left, judge the run and close its files; None for a run without a step.
@@ -191,8 +210,22 @@ def _open(path: Path, config: dict[str, Any], stabilizers: list[str], model: nn.
     return files
 
 
-def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_whole(name: str, value: Any, least: int) -> None:
+    try:
+        fits = least <= operator.index(value) < 2**53
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} is {value!r}, but must be a whole number from {least} on, below 2**53")
+
+
+def _config(given: Any) -> dict[str, Any]:
     """The user's config as plain values, with the two keys that `compare` reads: `seed` and `optimizer.lr`."""
+    if not isinstance(given, Mapping):
+        try:
+            given = vars(given)
+        except TypeError:
+            raise ValueError(f"config is a {type(given).__name__}, but must be a mapping or have attributes") from None
     config = _plain(given)
     optimizer = config.get("optimizer")
     optimizer = dict(optimizer) if isinstance(optimizer, dict) else {"name": optimizer} if optimizer else {}
@@ -220,7 +253,10 @@ def _plain(value: Any) -> Any:
 def _scalar(name: str, value: Tensor | float) -> Tensor | float:
     """A number as it is; of a tensor a copy, which the next step cannot overwrite (CUDA graphs reuse their memory)."""
     if not isinstance(value, Tensor):
-        return float(value)
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{name} is {value!r}, but must be one number") from None
     if value.numel() != 1:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, but must be one number")
     return value.detach().reshape(()).clone()

@@ -41,8 +41,10 @@ class Record:
         self.step = 0
         self.tokens = 0
         self.series = Series()
+        self.waits_for_step = False  # the newest row is a validation whose step may still come
         self.initial: Row = {}
         self.newest: Row = {}
+        self.validated = 0  # the step of the newest validation
         self.best: Row = {}
         self.nonfinite = self.diverged = self.ended = False
         self.looked_at, self.next_look = 0, 1
@@ -50,7 +52,12 @@ class Record:
 
     def add(self, step: int | None, values: Row) -> None:
         self._check_open()
-        self.pending.append({"step": self._advance(step), **values})
+        if self.waits_for_step and step in (None, self.step):
+            row = (self.pending or self.unwritten).pop()
+            self.pending.append({**row, **values})
+        else:
+            self.pending.append({"step": self._advance(step), **values})
+        self.waits_for_step = False
         if len(self.pending) >= self.flush_every:
             self.flush()
 
@@ -64,11 +71,15 @@ class Record:
             warning = initial_loss_warning(loss, size, entropy)
             if warning and self.files:
                 _log.warning("%s", warning)
-        elif step == self.step:
-            (self.pending or self.unwritten)[-1].update(values)
-        else:
+        elif step > self.step:
             self.pending.append({"step": self._advance(step), **values})
-        self.newest = values
+            self.waits_for_step = True
+        elif row := next((row for row in [*self.unwritten, *self.pending] if row["step"] == step), None):
+            row.update(values)
+        elif self.files:
+            _log.warning("%s: step %d is written already: its validation loss goes to no line", self.files.path, step)
+        if step >= self.validated:
+            self.newest, self.validated = values, step
         if loss < self.best.get("val/loss", math.inf):
             self.best = {**values, "step": step}
 
@@ -133,13 +144,14 @@ class Record:
         """Derived values of a row whose tensors have become numbers."""
         scale, norm = row.get("optim/loss_scale"), row.get("optim/grad_norm")
         if scale is not None and norm is not None:
-            row["optim/grad_norm"] = norm / scale
+            # A scale that has shrunk to 0 leaves nothing of the gradients to measure.
+            row["optim/grad_norm"] = norm / scale if scale > 0 else math.nan
             overflow = not math.isfinite(norm) and math.isfinite(row["train/loss"])
             row["optim/skipped"] = row["optim/skipped"] or (overflow and scale > 1)
         row["optim/skipped"] = float(row["optim/skipped"])
         row["train/ppl"] = perplexity(row["train/loss"])
         if "tokens" in row:
-            self.tokens += int(row["tokens"])
+            self.tokens += int(row["tokens"]) if math.isfinite(row["tokens"]) else 0
             row["tokens"] = self.tokens
 
     def end(self, status: str, ended_by: str | None, nonfinite_parameter: bool = False) -> Judgement | None:

@@ -180,7 +180,7 @@ class Job:
         self.run = run = build_run(config)
         first = manifest(self.argv, {"run": files.path.name, **facts(run, self.composed, self.overrides, notices)})
         checkpoints = self._checkpoints(run, first["fingerprint"]) if config.trainer.save_weights else None
-        faults = parse(config.debug.inject)
+        faults = parse(config.debug.inject, config.trainer.max_steps)
         if start.resumes:
             faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
         job = "" if self.number is None else f"job {self.number} "

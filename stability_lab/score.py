@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stability_lab.analysis.logs import NamedLog, read_log, read_metric, stride_of
-from stability_lab.analysis.sources import run_folder, shown
+import numpy as np
+from numpy.typing import NDArray
+
+from stability_lab.analysis.logs import NamedLog, Series, read_logs, read_metrics
+from stability_lab.analysis.sources import Source, run_folder, shown
 from stability_lab.config import ConfigError, Parser
 from stability_lab.judge.judge import judge
+from stability_lab.judge.log import stride_of
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
 
 Block = dict[str, Any]
 _SHOWN_EVENTS = 20
-# A log whose signals are judged apart has the worst of their verdicts.
-_WORST_FIRST = ("diverged", "no_learning", "spiky", "stable")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if args.metric is not None and (args.loss is not None or args.grad_norm is not None):
         raise ConfigError("--metric scores one column alone: leave out --loss and --grad-norm")
     # All files are read before anything is shown: bad input gives no half of an answer.
-    blocks = [_score(path, args) for path in args.files]
+    blocks = [block for path in args.files for block in _score(path, args)]
     if args.format == "json":
         print(json.dumps(blocks, indent=2))
     else:
@@ -56,65 +58,46 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _score(path: Path, args: argparse.Namespace) -> Block:
+def _score(path: Path, args: argparse.Namespace) -> list[Block]:
+    """One block for each run in `path`."""
     if args.metric is not None:
-        return _one_metric(path, args)
-    log = read_log(path, loss=args.loss, grad_norm=args.grad_norm, step=args.step)
-    evidence, notes = run_evidence(path)
-    if args.warmup_steps is not None:
-        evidence = dataclasses.replace(evidence, warmup_steps=args.warmup_steps)
-    judgement = judge_log(log, evidence)
-    step = log.log.step
+        return [_one_metric(*found, args.definition) for found in read_metrics(path, args.metric, step=args.step)]
+    logs = read_logs(path, loss=args.loss, grad_norm=args.grad_norm, step=args.step)
+    return [_judged(log, args.warmup_steps, args.definition) for log in logs]
+
+
+def _judged(log: NamedLog, warmup_steps: int | None, definition: str | None) -> Block:
+    evidence, notes = run_evidence(log.source)
+    if warmup_steps is not None:
+        evidence = dataclasses.replace(evidence, warmup_steps=warmup_steps)
+    judgement = judge(log.log, evidence).as_dict()
     return {
-        "file": str(path),
-        "format": log.format,
-        "rows": log.n_rows,
+        **_head(log.source, log.run, log.format, log.n_rows),
         "columns": log.columns,
-        "steps": {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride_of(step)},
+        "steps": _span(log.log.step),
         **judgement,
-        "scores": _only(judgement["scores"], args.definition),
+        "scores": _only(judgement["scores"], definition),
         "notes": [*log.notes, *notes, *judgement["notes"]],
     }
 
 
-def _one_metric(path: Path, args: argparse.Namespace) -> Block:
-    series, source, notes = read_metric(path, args.metric, step=args.step)
+def _one_metric(series: Series, source: Source, notes: list[str], definition: str | None) -> Block:
     scores = {name: score.as_dict(series.step) for name, score in spike_scores(series.value).items()}
-    step = series.step
     return {
-        "file": str(path),
-        "format": source.format,
-        "rows": len(source.rows),
+        **_head(source.path, source.run, source.format, len(source.rows)),
         "columns": {"metric": series.column} | ({"step": series.step_column} if series.step_column else {}),
-        "steps": {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride_of(step)},
-        "scores": _only({series.column: scores}, args.definition),
+        "steps": _span(series.step),
+        "scores": _only({series.column: scores}, definition),
         "notes": notes,
     }
 
 
-def judge_log(log: NamedLog, evidence: Evidence) -> Block:
-    """The judgement on a log; where its signals stand at different steps, each is judged and the worse verdict wins."""
-    if log.apart is None:
-        return judge(log.log, evidence).as_dict()
-    first = judge(log.log, evidence).as_dict()
-    second = judge(log.apart, Evidence(warmup_steps=evidence.warmup_steps)).as_dict()
-    worst = min(first, second, key=lambda block: (_rank(block["verdict"]), block["first_bad_step"] or 0))
-    sensitivity = {
-        delta: min(name, second["sensitivity"][delta], key=_rank) for delta, name in first["sensitivity"].items()
-    }
-    parts = (("loss", first), ("gradient norm", second))
-    return {
-        **worst,
-        "sensitivity": sensitivity,
-        "scores": {**first["scores"], **second["scores"]},
-        "events": sorted([*first["events"], *second["events"]], key=lambda event: event["step"]),
-        # Each part lacks the other's signal, and the log as a whole lacks none.
-        "notes": [f"{name}: {n}" for name, part in parts for n in part["notes"] if not n.startswith("The log has no ")],
-    }
+def _head(path: Path, run: str | None, kind: str, n_rows: int) -> Block:
+    return {"file": str(path), **({} if run is None else {"run": run}), "format": kind, "rows": n_rows}
 
 
-def _rank(verdict: str) -> int:
-    return _WORST_FIRST.index(verdict)
+def _span(step: NDArray[np.int64]) -> dict[str, int]:
+    return {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride_of(step)}
 
 
 def run_evidence(path: Path) -> tuple[Evidence, list[str]]:
@@ -152,7 +135,7 @@ def _only(scores: Mapping[str, Mapping[str, Any]], definition: str | None) -> di
 
 def _lines(block: Block) -> Iterator[str]:
     steps = block["steps"]
-    yield shown(block["file"])
+    yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
     yield (
         f"  read      {block['format']}, {block['rows']:,} rows; {steps['values']:,} values, "
         f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}"

@@ -33,7 +33,7 @@ class Series:
 
     def __init__(self, more: tuple[str, ...] = ()):
         self._columns = {key: array("d") for key in (*JUDGED, *more)}
-        self.every_norm = True  # has each row a gradient norm?
+        self._no_norm = array("b")  # which rows have no gradient norm, which is not the same as a NaN
 
     def __len__(self) -> int:
         return len(self._columns["step"])
@@ -42,7 +42,7 @@ class Series:
         for key, column in self._columns.items():
             value = row.get(key)
             column.append(math.nan if value is None else value)
-        self.every_norm = self.every_norm and row.get("optim/grad_norm") is not None
+        self._no_norm.append(row.get("optim/grad_norm") is None)
 
     def set_newest(self, key: str, value: float) -> None:
         """A value that was measured after its row had been added."""
@@ -61,15 +61,20 @@ class Series:
         if columns.keys() != self._columns.keys() or len(shapes) != 1 or len(shapes.pop()) != 1:
             raise ValueError(f"the series {sorted(columns)} are not those of this version")
         self._columns = {key: array("d", np.asarray(columns[key], np.float64).tobytes()) for key in self._columns}
+        self._no_norm = array("b", bytes(len(self)))
 
     def log(self) -> Log:
-        """The gradient norm only where every row has one, and no series that is unknown throughout."""
+        """Without series that are unknown throughout; which rows have no gradient norm stands beside it."""
         fields = {field: self.column(key) for key, field in JUDGED.items()}
         for name in _MAY_BE_UNKNOWN:
             if np.isnan(fields[name]).all():
                 del fields[name]
-        norm = fields.pop("grad_norm") if self.every_norm else None
-        return Log(**{**fields, "skipped": fields["skipped"] > 0, "grad_norm": norm})
+        absent = np.array(self._no_norm, dtype=np.bool_)
+        if absent.all():
+            fields["grad_norm"] = None
+        elif absent.any():
+            fields["no_grad_norm"] = absent
+        return Log(**{**fields, "skipped": fields["skipped"] > 0})
 
 
 def summary(
@@ -90,7 +95,8 @@ def summary(
         judged = judgement.as_dict()
     kept = log.kept()
     assert kept.loss is not None
-    loss = float(kept.loss[-LAST:].mean()) if len(kept) else None
+    with np.errstate(over="ignore"):
+        loss = float(kept.loss[-LAST:].mean()) if len(kept) else None
     norm = np.empty(0) if kept.grad_norm is None else kept.grad_norm[np.isfinite(kept.grad_norm)]
     tokens = np.empty(0) if log.tokens is None else log.tokens[np.isfinite(log.tokens)]
     logits = [] if log.max_attn_logit is None else log.max_attn_logit.tolist()

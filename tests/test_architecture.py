@@ -21,8 +21,8 @@ LONGEST_FILE = 400
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"config", "seams", "numerics", "judge", "lock", "signals", "console"},
-    {"model", "objective", "stabilizers", "data", "tracking", "compose", "naming"},
+    {"config", "seams", "numerics", "judge", "lock", "signals"},
+    {"model", "objective", "stabilizers", "data", "tracking", "compose", "console", "naming"},
     {"diagnostics", "analysis"},
     {"series"},
     {"training", "record"},
@@ -105,7 +105,7 @@ def test_each_service_lives_in_one_file() -> None:
     assert {name.rpartition("/")[0] for name in importers("wandb")} == {"tracking"}
     assert all(name.startswith("tracking/wandb") for name in importers("wandb"))
     assert importers("datasets") <= {"data/hub.py"}
-    assert len(importers("matplotlib")) <= 1
+    assert all(name.startswith("analysis/figures/") for name in importers("matplotlib"))
     assert importers("torch.distributed") <= {"training/distributed.py", "training/checkpoint.py"}
     assert importers("transformers") == {"monitor.py"}  # for the Trainer's callback; else only tests compare with it
 

@@ -126,6 +126,13 @@ def test_bad_job_of_a_sweep(name: str, own_folder: Path, capsys: pytest.CaptureF
     assert list(own_folder.iterdir()) == []
 
 
+def test_a_fault_after_the_end_of_the_run(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "debug.inject=nan_grad@41", "trainer.max_steps=40"]) == 2
+    shown = capsys.readouterr()
+    assert_one_error(shown.err, shown.out, ["debug.inject=nan_grad@41", "trainer.max_steps", "40"])
+    assert list(own_folder.iterdir()) == []
+
+
 def test_a_sweep_without_its_flag(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "seed=1,2"]) == 2
     shown = capsys.readouterr()
@@ -229,6 +236,24 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(cli, "_dispatch", closed)
     assert cli.run(["stabilizers"]) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["stabilizers"]])
+def test_a_full_disk_below_the_output_is_one_sentence(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "stability_lab", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: writing failed: No space left on device\n")
+
+
+def test_other_faults_of_the_system_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise ConnectionRefusedError(111, "refused")
+
+    monkeypatch.setattr(cli, "_dispatch", refused)
+    with pytest.raises(ConnectionRefusedError):
+        cli.run(["train"])
 
 
 def test_ctrl_c_outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

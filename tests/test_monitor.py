@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib.util
 import json
@@ -208,6 +209,7 @@ def test_run_is_read_like_one_of_ours(tmp_path: Path, model: nn.Module) -> None:
     assert both.cell.arm == "qknorm+zloss"
     assert both.metric is not None
     assert both.metric.value == 2.0
+    assert (first.metric("val/loss"), first.initial("val/loss"), second.seed) == (2.0, 3.0, 4)
 
 
 def test_summary_has_the_structure_of_a_run_of_ours(
@@ -355,6 +357,109 @@ def test_validation_stands_in_the_line_of_its_step(tmp_path: Path, flush_every: 
     assert summary["final"]["val/loss"] == 3.0
 
 
+@pytest.mark.parametrize("flush_every", [1, 2, 50])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_validation_may_come_before_its_step(tmp_path: Path, flush_every: int, numbered: bool) -> None:
+    with Monitor(tmp_path / "run", flush_every=flush_every) as monitor:
+        for step in range(1, 6):
+            if step in (2, 3):
+                monitor.log_validation(10.0 - step, step=step)
+            monitor.step(float(step), grad_norm=1.0, step=step if numbered else None)
+    rows = rows_of(monitor)
+    assert [(row["step"], row["train/loss"], row.get("val/loss")) for row in rows] == [
+        (1, 1.0, None),
+        (2, 2.0, 8.0),
+        (3, 3.0, 7.0),
+        (4, 4.0, None),
+        (5, 5.0, None),
+    ]
+    assert judged(monitor).steps["loss"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_validation_that_comes_late_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Monitor(tmp_path / "run", flush_every=4) as monitor:
+        for step in range(1, 7):
+            monitor.step(float(step))
+        monitor.log_validation(3.0)
+        monitor.log_validation(2.0, step=5)  # waits in memory
+        assert caplog.text == ""
+        monitor.log_validation(1.0, step=2)  # is on the disk
+    assert "step 2 is written already" in caplog.text
+    assert [row.get("val/loss") for row in rows_of(monitor)] == [None, None, None, None, 2.0, 3.0]
+    summary = summary_of(monitor)
+    assert summary["final"]["val/loss"] == 3.0
+    assert (summary["best"]["val/loss"], summary["best"]["step"]) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss": None}, "loss is None"),
+        ({"loss": "x"}, "train/loss is 'x', but must be one number"),
+        ({"loss": 1.0, "tokens": math.nan}, "tokens is nan"),
+        ({"loss": 1.0, "tokens": -1}, "tokens is -1"),
+        ({"loss": 1.0, "step": 1.5}, "step is 1.5, but must be a whole number from 1 on"),
+        ({"loss": 1.0, "step": 2**70}, "step is 1180591620717411303424"),
+        ({"loss": 1.0, "step": 0}, "step is 0, but must be a whole number from 1 on"),
+        ({"loss": 1.0, "lr": [1.0, 2.0]}, r"optim/lr is \[1.0, 2.0\], but must be one number"),
+    ],
+)
+def test_what_is_no_number_is_refused_at_the_call(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with Monitor(tmp_path / "run") as monitor:
+        monitor.step(2.0)
+        with pytest.raises(ValueError, match=words):
+            monitor.step(**values)
+        monitor.step(3.0)
+    assert [(row["step"], row["train/loss"]) for row in rows_of(monitor)] == [(1, 2.0), (2, 3.0)]
+
+
+def test_what_tensors_hold_costs_no_row(tmp_path: Path) -> None:
+    nothing: Any = None
+    with Monitor(tmp_path / "run") as monitor:
+        monitor.step(2.0, grad_norm=1.0, tokens=torch.tensor(8), skipped=nothing)
+        monitor.step(2.0, grad_norm=torch.tensor(1.0), scale=torch.tensor(0.0), tokens=torch.tensor(math.nan))
+        monitor.step(2.0, grad_norm=1.0, scale=0.0)
+        monitor.step(1e308, grad_norm=1e308)
+        monitor.step(1e308, grad_norm=1.0)
+    rows = rows_of(monitor)
+    assert [row.get("tokens") for row in rows] == [8, 8, None, None, None]
+    assert [math.isnan(row["optim/grad_norm"]) for row in rows] == [False, True, True, False, False]
+    assert judged(monitor).verdict.first_bad_step == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"vocab_size": 0},
+        {"vocab_size": 2.5},
+        {"unigram_entropy": math.nan},
+        {"unigram_entropy": -1.0},
+        {"warmup_steps": -1},
+        {"warmup_steps": None},
+        {"config": 3},
+    ],
+)
+def test_bad_facts_are_refused_before_there_is_a_folder(tmp_path: Path, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(values))} is"):
+        Monitor(tmp_path / "run", **values)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_namespace_is_a_config_and_its_credentials_stay_out(tmp_path: Path) -> None:
+    given = argparse.Namespace(seed=5, lr=0.1, api_key="SECRET", pad_token="<|bos|>", hub={"password": "x y"})
+    monitor = Monitor(tmp_path / "run", config=given)
+    monitor.finish()
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert kept == {
+        "seed": 5,
+        "lr": 0.1,
+        "api_key": "[redacted]",
+        "pad_token": "<|bos|>",
+        "hub": {"password": "[redacted]"},
+        "optimizer": {"lr": 0.1},
+    }
+
+
 def test_strange_initial_loss_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor = Monitor(tmp_path / "run", vocab_size=256)
     monitor.log_validation(math.log(256))
@@ -364,12 +469,37 @@ def test_strange_initial_loss_is_said_at_once(tmp_path: Path, caplog: pytest.Log
     assert "25" in caplog.text
 
 
-def test_gradient_norms_that_only_some_steps_have_are_not_judged(tmp_path: Path) -> None:
-    with Monitor(tmp_path / "run") as monitor:
-        monitor.step(2.0, grad_norm=1.0)
-        monitor.step(2.0)
-    assert judged(monitor).scores.keys() == {"loss"}
-    assert [row.get("optim/grad_norm") for row in rows_of(monitor)] == [1.0, None]
+def offline_block(monitor: Monitor, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What `score` says of the folder of a run."""
+    capsys.readouterr()
+    assert cli.run(["score", str(monitor.path), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)[0]
+
+
+@pytest.mark.parametrize("bad", [None, 150])
+@pytest.mark.parametrize("without", [{1}, {1, 2, 3, 150}, set(range(1, 200, 3)), set(range(1, 201)), set()])
+def test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without: set[int], bad: int | None
+) -> None:
+    generator = np.random.default_rng(0)
+    with Monitor(tmp_path / "run", flush_every=10) as monitor:
+        for step in range(1, 201):
+            loss, norm = 2 + 0.05 * generator.standard_normal(2)
+            norm = math.nan if step == bad else norm * (8 if step == 100 else 1)
+            monitor.step(loss, grad_norm=None if step in without else norm)
+    judgement = judged(monitor)
+    diverged = bad is not None and bad not in without
+    assert monitor.should_stop == diverged
+    assert (judgement.verdict.verdict == "diverged") == diverged
+    assert judgement.verdict.first_bad_step == (150 if diverged else None)
+    assert ("grad_norm" in judgement.scores) == (len(without) < 200)
+    assert [e.kind for e in judgement.events if e.step == 100] == ["grad_norm_spike"] * (100 not in without)
+    expected = json.loads(json.dumps(judgement.as_dict()))
+    block = offline_block(monitor, capsys)
+    assert str({key: block[key] for key in expected if key != "notes"}) == str(
+        {key: value for key, value in expected.items() if key != "notes"}
+    )
+    assert set(expected["notes"]) <= set(block["notes"])
 
 
 def test_attention_logits_of_the_user_are_judged(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def test_strides_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "one every 25 steps" in table(capsys, file)
 
 
-def test_the_worse_verdict_of_signals_that_stand_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signals_that_are_logged_at_different_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss, norm = healthy(300)
     norm[250] = math.nan
     every_tenth = [value if i % 10 == 9 else None for i, value in enumerate(loss)]
@@ -177,7 +178,53 @@ def test_the_worse_verdict_of_signals_that_stand_apart(tmp_path: Path, capsys: p
     assert block["scores"]["loss"]["robust"]["n_scored"] == 10
     assert [event["event"] for event in block["events"]] == ["nonfinite_step"]
     assert any(note.startswith("loss: One value every 10 steps") for note in block["notes"])
+    assert block["steps"]["values"] == 300
     assert not any("The log has no" in note for note in block["notes"])
+
+
+def test_a_missing_cell_doubles_no_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One step without a target has no gradient norm; all else stands at the same steps."""
+    rows = [
+        {"step": i, "train/loss": 2.0 + 0.01 * (i % 3), "optim/grad_norm": 1.0, "optim/skipped": float(i == 50)}
+        for i in range(1, 131)
+    ]
+    del rows[49]["optim/grad_norm"]
+    rows[69] |= {"attn/max_logit": 2e3}
+    rows[99] |= {"train/loss": math.nan}
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (block,) = blocks(capsys, file)
+    assert [(event["event"], event["step"]) for event in block["events"]] == [
+        ("skipped_step", 50),
+        ("attention_logit_alert", 70),
+        ("nonfinite_step", 100),
+    ]
+
+
+def test_faults_of_a_run_are_told_once(
+    tmp_path: Path, tiny_overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*tiny_overrides, "trainer.max_steps=40", "diagnostics.probe_every=10", "debug.inject=all_ignored@20"]
+    assert cli.run(["train", *arguments, f"output_dir={tmp_path}", "run_name=a"]) == 0
+    (block,) = blocks(capsys, tmp_path)
+    summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text(encoding="utf-8"))
+    assert dict(Counter(event["event"] for event in block["events"])) == summary["events"]
+    assert summary["events"]["skipped_step"] == 1
+    assert (block["verdict"], block["reason"]) == (summary["verdict"], summary["reason"])
+    assert block["notes"] == summary["notes"]
+
+
+def test_several_runs_are_several_blocks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = Path(shutil.copytree(run, tmp_path / "runs" / "b"))
+    first = Path(shutil.copytree(run, tmp_path / "runs" / "a"))
+    found = blocks(capsys, tmp_path)
+    assert [block["file"] for block in found] == [str(first), str(second)]
+    assert len({json.dumps({**block, "file": ""}) for block in found}) == 1
+    export = tmp_path / "export.csv"
+    export.write_text("Step,a - train/loss,b - train/loss\n1,2,3\n2,1.9,2.9\n", encoding="utf-8")
+    assert [block["run"] for block in blocks(capsys, export)] == ["a", "b"]
+    assert [block["run"] for block in blocks(capsys, export, "--metric", "train/loss")] == ["a", "b"]
+    assert f"{export}, run b" in table(capsys, export)
 
 
 def test_warm_up_is_no_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

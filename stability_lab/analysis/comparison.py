@@ -76,6 +76,12 @@ class Comparison:
     factorials: tuple[Factorial, ...]
     notes: tuple[str, ...]
 
+    @property
+    def busy(self) -> float | None:
+        """By what factor tokens/s of runs that compute the same differ, where that is too much to trust them."""
+        ratio = max((_speed_ratio(cell) for cell in self.grouping.cells), default=1.0)
+        return ratio if ratio > BUSY_RATIO else None
+
     def row(self, cell: Cell) -> Row:
         return next(row for row in self.rows if row.cell is cell)
 
@@ -97,7 +103,7 @@ def compare(
             rows.append(_row(cell, base, metric, paired, definition, best[_family(cell)]))
     adjusted = holm([row.difference.p if row.difference else None for row in rows])
     rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
-    return Comparison(
+    comparison = Comparison(
         metric=metric,
         grouping=grouping,
         rows=tuple(rows),
@@ -107,6 +113,13 @@ def compare(
         factorials=tuple(factorials(grouping, metric)),
         notes=(*grouping.notes, *_notes(grouping, rows, metric, paired)),
     )
+    if (ratio := comparison.busy) is None:
+        return comparison
+    note = (
+        f"tokens/s of runs that compute the same differ by up to a factor of {ratio:.1f}, as on a busy machine: what "
+        "an arm costs in time is not measured well here"
+    )
+    return replace(comparison, notes=(*comparison.notes, note))
 
 
 def _check_metric(runs: Sequence[RunRecord], metric: str) -> None:
@@ -258,12 +271,6 @@ def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -
     bare = [run for cell in cells for run in cell.finite if run.metric(metric) is None]
     if bare:
         notes.append(f"{len(bare)} runs have no {metric}: {_names(bare)}")
-    busiest = max((_speed_ratio(cell) for cell in cells), default=1.0)
-    if busiest > BUSY_RATIO:
-        notes.append(
-            f"tokens/s of runs that compute the same differ by up to a factor of {busiest:.1f}, as on a busy machine: "
-            "what an arm costs is not measured well here"
-        )
     compared = [row.difference for row in rows if row.difference]
     if compared and not paired:
         notes.append(

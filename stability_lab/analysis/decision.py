@@ -53,7 +53,7 @@ def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder) -
     cells = [row for row in comparison.rows if row.cell.arm == ladder.arm and _same(row.cell, ladder.setting)]
     bases = [row for row in comparison.rows if row.cell.arm == name and _same(row.cell, ladder.setting)]
     parts += _diverged(cells, bases)
-    parts += _cost(cells)
+    parts += _cost(cells, comparison.busy)
     return f"{_where(ladder.setting)}{ladder.arm}: {'; '.join(parts) or 'no run to judge by'}."
 
 
@@ -67,7 +67,7 @@ def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
     )
     base = [r for r in comparison.rows if r.is_baseline and dict(r.cell.setting) == dict(row.cell.setting)]
     yield from _diverged([row], base)
-    yield from _cost([row])
+    yield from _cost([row], comparison.busy)
 
 
 def _amount(difference: Difference, p: float | None = None) -> str:
@@ -94,11 +94,13 @@ def _diverged(rows: list[Row], bases: list[Row]) -> Iterator[str]:
         yield f"{own} of {of} runs diverged (baseline {other} of {of_other})"
 
 
-def _cost(rows: list[Row]) -> Iterator[str]:
-    speeds = [row.speed for row in rows if row.speed is not None]
-    memories = [row.memory for row in rows if row.memory is not None]
+def _cost(rows: list[Row], busy: float | None) -> Iterator[str]:
+    speeds = [row.speed for row in rows if row.speed is not None and row.speed > 0]
+    memories = [row.memory for row in rows if row.memory is not None and row.memory > 0]
     if speeds:
-        yield f"{_middle(speeds):.2f}x the tokens/s" + (f", {_middle(memories):.2f}x the memory" if memories else "")
+        yield f"{_middle(speeds):.2f}x the tokens/s" if busy is None else "its tokens/s not measured (busy machine)"
+    if memories:
+        yield f"{_middle(memories):.2f}x the memory"
 
 
 def _middle(values: list[float]) -> float:

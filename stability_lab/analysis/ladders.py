@@ -51,6 +51,8 @@ def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
         return []
     found: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     for cell in grouping.cells:
+        if not isinstance(cell.setting[LR], (int, float)):  # a log that does not name its learning rate
+            continue
         rest = tuple((key, value) for key, value in cell.setting.items() if key != LR)
         found.setdefault(rest, {}).setdefault(cell.arm, []).append(cell)
     result = []

@@ -113,6 +113,11 @@ class RunRecord:
         rows = list(_rows(self.path / "metrics.jsonl"))
         return {name: np.array([_nan(row.get(name)) for row in rows], dtype=float) for name in columns}
 
+    def events(self, name: str) -> list[int]:
+        """Steps of the events of this name."""
+        rows = (row for row in _rows(self.path / "events.jsonl") if row.get("event") == name)
+        return [int(step) for row in rows if (step := number(row.get("step"))) is not None and math.isfinite(step)]
+
     def columns(self) -> list[str]:
         """Names of all columns of metrics.jsonl, in the order in which they first appear."""
         return list(dict.fromkeys(name for row in _rows(self.path / "metrics.jsonl") for name in row))

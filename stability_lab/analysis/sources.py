@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stability_lab.analysis.cells import number
+from stability_lab.analysis.delimited import Row, read_table
 from stability_lab.analysis.tfevents import is_event_file, read_scalars
 from stability_lab.config import ConfigError
 from stability_lab.tracking.jsonl import METRICS
 
-Row = dict[str, Any]
-
+# Logs that a folder may hold itself, the first of which is read.
+_LOGS = (METRICS, "trainer_state.json", "metrics.csv")
+TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
     "a run's folder, CSV, JSONL, trainer_state.json of transformers, Parquet, TensorBoard event files or an offline "
     ".wandb run"
@@ -26,21 +28,45 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Source:
-    """Rows in the order of the log; a row lacks the columns that it has no value for."""
+    """Rows in the order of the log; a row lacks the columns that it has no value for.
+
+    `run` names one of several runs in a file.
+    """
 
     path: Path
     format: str
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    run: str | None = None
+    _numbers: dict[Any, list[float | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(column for row in self.rows for column in row))
 
+    @property
+    def name(self) -> str:
+        return shown(self.path) if self.run is None else f"{shown(self.path)}, run {shown(self.run)}"
+
+    def numbers(self, column: str, read: Callable[[Any], float | None] = number) -> list[float | None]:
+        """The value of each row, as `read` reads its cell."""
+        key = (column, read)
+        if key not in self._numbers:
+            self._numbers[key] = [read(row.get(column)) for row in self.rows]
+        return self._numbers[key]
+
 
 def shown(text: object) -> str:
     """`text` for a terminal: control characters and others without a picture become escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
+def read_sources(path: Path) -> list[Source]:
+    """The log in a file or folder; of a folder that holds our own runs the log of each."""
+    runs = []
+    if path.is_dir() and not any((path / name).is_file() for name in _LOGS):
+        runs = [file.parent for file in sorted(path.rglob(METRICS)) if run_folder(file)]
+    return [read_source(run) for run in runs] if runs else [read_source(path)]
 
 
 def read_source(path: Path) -> Source:
@@ -61,7 +87,7 @@ def read_source(path: Path) -> Source:
         notes.insert(0, f"Read from {names}" + (f" and {len(files) - 3} more." if len(files) > 3 else "."))
     source = Source(path, parts[0].format, [row for part in parts for row in part.rows], notes)
     if not source.rows:
-        raise ConfigError(f"{shown(path)} holds no row")
+        raise ConfigError(". ".join([f"{shown(path)} holds no row", *(shown(note.rstrip(".")) for note in notes)]))
     return source
 
 
@@ -78,7 +104,9 @@ def _files(path: Path) -> list[Path]:
         raise ConfigError(f"{shown(path)}: no such file or folder")
     if path.is_file():
         return [path]
-    for name in (METRICS, "trainer_state.json", "metrics.csv"):
+    if not path.is_dir():
+        raise ConfigError(f"{shown(path)} is no regular file: write what it gives into one")
+    for name in _LOGS:
         if (path / name).is_file():
             return [path / name]
     if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime):
@@ -96,8 +124,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Source:
-    if not path.is_file():
-        raise ConfigError(f"{shown(path)} is no regular file")
     data = path.read_bytes()
     if not data.strip():
         raise ConfigError(f"{shown(path)} is empty")
@@ -106,15 +132,16 @@ def _read(path: Path) -> Source:
     if data.startswith(b":W&B"):
         from stability_lab.tracking.wandb import read_offline_run
 
-        return Source(path, "offline W&B run", [_flat(row) for row in read_offline_run(path)])
+        rows, notes = read_offline_run(path)
+        return Source(path, "offline W&B run", [_flat(row) for row in rows], notes)
     if is_event_file(data):
-        return Source(path, "TensorBoard events", read_scalars(data))
+        return Source(path, "TensorBoard events", *read_scalars(data))
     text = _text(data)
     if text is None:
         raise ConfigError(f"{shown(path)} is of no known format: give {KNOWN}")
     if text.lstrip()[0] in "{[":
         return _json(path, text)
-    return Source(path, "CSV", list(_csv(text)))
+    return _table(path, text)
 
 
 def _text(data: bytes) -> str | None:
@@ -124,15 +151,15 @@ def _text(data: bytes) -> str | None:
     return text if text.strip() and "\0" not in text else None
 
 
-def _csv(text: str) -> Iterator[Row]:
-    header = text.lstrip().split("\n", 1)[0]
-    delimiter = max(",;\t", key=header.count)
-    try:
-        for row in csv.DictReader(io.StringIO(text.lstrip(), newline=""), delimiter=delimiter):
-            # A row that is too long has its rest under None, one that is too short has None for what it lacks.
-            yield {name.strip(): cell for name, cell in row.items() if name is not None and cell is not None}
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
+def _table(path: Path, text: str) -> Source:
+    rows, notes = read_table(text)
+    if not rows or set(rows[0]) != {"Wall time", "Step", "Value"}:
+        return Source(path, "CSV", rows, notes)
+    # Its one series is named in the name that TensorBoard gives the file, `run-RUN-tag-TAG.csv`.
+    tag = re.search(r"tag-(.+)", path.stem)
+    if tag:
+        rows = [{tag[1] if name == "Value" else name: cell for name, cell in row.items()} for row in rows]
+    return Source(path, TENSORBOARD_CHART, rows, notes)
 
 
 def _json(path: Path, text: str) -> Source:
@@ -150,7 +177,7 @@ def _jsonl(path: Path, text: str) -> Source:
     objects, strange = [], []
     # Not splitlines: a string in JSON may hold U+2028 and its like.
     lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
+    for at, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -160,7 +187,7 @@ def _jsonl(path: Path, text: str) -> Source:
         if isinstance(item, dict):
             objects.append(item)
         else:
-            strange.append(number)
+            strange.append(at)
     if not objects:
         raise ConfigError(f"{shown(path)} is neither JSON nor one JSON object a line")
     notes = []

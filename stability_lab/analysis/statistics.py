@@ -56,10 +56,12 @@ class Difference:
 def t_interval(values: Sequence[float]) -> Mean:
     """Mean with Student's interval. Raises `ValueError` for no value or one that is not finite."""
     x = _finite(values)
-    mean, n = float(x.mean()), len(x)
-    if n == 1:
-        return Mean(mean, None, None, 1)
-    half = _critical(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
+    n = len(x)
+    with np.errstate(over="ignore"):  # losses of 1e308 have an infinite sum, and that is what is shown
+        mean = float(x.mean())
+        if n == 1:
+            return Mean(mean, None, None, 1)
+        half = _critical(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
     return Mean(mean, mean - half, mean + half, n)
 
 

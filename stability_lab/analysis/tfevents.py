@@ -1,15 +1,18 @@
 """Scalars of a TensorBoard event file, read without TensorBoard.
 
 The file is a sequence of TFRecords (length, checksum of the length, content, checksum of the content) that hold
-`Event` messages of protocol buffers. Only the fields that a scalar needs are read, and the content's checksum is not
-checked: in pure Python that would take longer than everything else together.
+`Event` messages of protocol buffers. Only the fields that a scalar needs are read. The content's checksum is checked
+where the content is as short as that of scalars.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 # Field numbers of the messages Event, Summary, Summary.Value and TensorProto.
 _STEP, _SUMMARY = 2, 5
@@ -18,41 +21,80 @@ _TAG, _SIMPLE_VALUE, _TENSOR = 1, 2, 8
 _SHAPE, _CONTENT = 2, 4
 # How the one value of a tensor is stored, by the tensor's type (field 1): its own field and its `struct` format.
 _NUMBERS = {1: (5, "<f"), 2: (6, "<d")}
+_CHECKED = 1024  # bytes; longer contents are images, histograms and graphs
 
 
 def is_event_file(data: bytes) -> bool:
     return len(data) >= 12 and _length(data, 0) is not None
 
 
-def read_scalars(data: bytes) -> list[dict[str, Any]]:
-    """One row for each run of events of the same step: `step` and the tags that it logged.
+class Record(NamedTuple):
+    at: int  # its first byte in the file
+    content: bytes
+    checksum: int
 
-    A last record that its writer did not finish is left out. Raises `ValueError` where the file is damaged.
+
+def read_scalars(data: bytes) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each run of events of the same step (`step` and the tags that it logged), and what is to be said.
+
+    A last record that its writer did not finish is left out, and so are zeros at the end, which a file system leaves
+    behind. Raises `ValueError` where the file is damaged before its end.
     """
+    records, end = _records(data)
     rows: list[dict[str, Any]] = []
-    for record in _records(data):
+    damaged = _damaged(records)
+    for record in records:
         try:
-            step, scalars = _event(record)
-        except (IndexError, struct.error) as error:
-            raise ValueError("an event in it is damaged") from error
+            step, scalars = _event(record.content)
+        except (IndexError, struct.error):
+            step, scalars, damaged = 0, [], min(record.at, damaged or record.at)
+        if damaged is not None and record.at >= damaged:
+            raise ValueError(f"it is damaged at byte {damaged:,}, after {len(rows):,} rows")
         for tag, value in scalars:
             if not rows or rows[-1]["step"] != step or tag in rows[-1]:
                 rows.append({"step": step})
             rows[-1].setdefault(tag, value)
-    return rows
+    rest = data[end:]
+    if not rest:
+        return rows, []
+    if not any(rest):
+        return rows, [f"The file ends in {len(rest):,} zero bytes: {len(rows):,} rows were read."]
+    if len(rest) >= 12 and _length(data, end) is None:
+        raise ValueError(f"it is damaged at byte {end:,}, after {len(rows):,} rows")
+    return rows, [f"The file ends in the middle of a record, which is left out: {len(rows):,} rows were read."]
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    at = 0
+def _records(data: bytes) -> tuple[list[Record], int]:
+    """All whole records, and the byte after the last of them."""
+    records, at = [], 0
     while at + 12 <= len(data):
         length = _length(data, at)
-        if length is None:
-            raise ValueError(f"it is damaged at byte {at}")
+        if length is None or at + 12 + length + 4 > len(data):
+            break
         end = at + 12 + length
-        if end + 4 > len(data):
-            return
-        yield data[at + 12 : end]
+        records.append(Record(at, data[at + 12 : end], int.from_bytes(data[end : end + 4], "little")))
         at = end + 4
+    return records, at
+
+
+def _damaged(records: list[Record]) -> int | None:
+    """First byte of the first record whose content does not fit its checksum; None where all do."""
+    groups: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        if len(record.content) <= _CHECKED:
+            groups[len(record.content)].append(record)
+    bad = []
+    for length, group in groups.items():
+        # All records of one length at once, a byte at a time.
+        content = np.frombuffer(b"".join(r.content for r in group), dtype=np.uint8).reshape(len(group), length)
+        crc = np.full(len(group), 0xFFFFFFFF, dtype=np.uint32)
+        for column in content.T:
+            crc = _CRC_ARRAY[(crc ^ column) & 0xFF] ^ (crc >> 8)
+        crc ^= 0xFFFFFFFF
+        masked = ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
+        wrong = np.flatnonzero(masked != np.array([r.checksum for r in group], dtype=np.uint32))
+        bad += [group[int(wrong[0])].at] if wrong.size else []
+    return min(bad, default=None)
 
 
 def _length(data: bytes, at: int) -> int | None:
@@ -73,6 +115,7 @@ def _castagnoli(byte: int) -> int:
 
 
 _CRC = [_castagnoli(byte) for byte in range(256)]
+_CRC_ARRAY = np.array(_CRC, dtype=np.uint32)
 
 
 def _event(record: bytes) -> tuple[int, list[tuple[str, float]]]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.log import Log
+from stability_lab.judge.log import Log, stride_of
 from stability_lab.judge.spikes import (
     DEFINITIONS,
     MERGE,
     ROBUST_MIN_WINDOW,
+    capped,
     flag_spikes,
     rolling_median,
     trailing_median,
@@ -37,7 +38,9 @@ RISE_NATS, RISE_PART = 0.25, 2.0
 LOGIT_ALERT, LOGIT_CRITICAL = 1e3, 1e4
 
 SPIKES = frozenset({"loss_spike", "grad_norm_spike"})
-_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+DRIFTS = frozenset({"level_shift", "slow_rise"})
+# What people call the signals.
+NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,12 @@ def find_events(log: Log, start: int = 0) -> list[Event]:
     found += _skipped(log)
     found += _attention(log)
     for name, whole in log.signals.items():
-        found += _spikes(log, name, whole[kept], kept, start)
-        rows = kept[np.isfinite(whole[kept])]
-        found += _shifts(log, name, whole[rows], rows, start)
-        found += _rises(log, name, whole[rows], rows)
+        series = capped(whole)
+        rows = kept[log.has(name)[kept]]
+        found += _spikes(log, name, series[rows], rows, start)
+        rows = rows[np.isfinite(series[rows])]
+        found += _shifts(log, name, series[rows], rows, start)
+        found += _rises(log, name, series[rows], rows)
     return sorted((event for row, event in found if row >= start), key=lambda event: (event.step, event.kind))
 
 
@@ -99,10 +104,11 @@ def _spikes(
     median = trailing_median(x, at)
     high = x[at] - median > _margin(name, median, SPIKE_NATS, SPIKE_PART)
     before = dict(zip(at[high].tolist(), median[high].tolist(), strict=True))
+    fall, stride = _Falls(x), stride_of(log.step[rows])
     for group in _groups(at[high], MERGE):
         begin, last, level = int(group[0]), int(group[-1]), before[int(group[0])]
         top = float(x[group].max())
-        back = x[last + 1 :] <= level + _margin(name, level, SPIKE_NATS, SPIKE_PART) / 2
+        back = fall.first(last + 1, level + _margin(name, level, SPIKE_NATS, SPIKE_PART) / 2)
         times = f", {top / level:.3g} times that" if name == "grad_norm" and level > 0 else ""
         many = "" if group.size == 1 else f", {group.size} spikes"
         yield (
@@ -111,10 +117,11 @@ def _spikes(
                 log,
                 f"{name}_spike",
                 rows[[begin, last]],
-                _recovered(rows, last + 1, back),
+                None if back is None else int(rows[back]),
+                stride,
                 height=top - level,
                 value=top,
-                detail=f"{_NAMES[name]} up to {top:.4g} from a median of {level:.4g}{times}{many}",
+                detail=f"{NAMES[name]} up to {top:.4g} from a median of {level:.4g}{times}{many}",
             ),
         )
 
@@ -125,11 +132,12 @@ def _shifts(
     """`x` is the signal at `rows` of the log, all finite."""
     # One SHIFT_ROWS back to the shifts that show themselves now, one to what they may be the end of, one of history.
     begins = _shift_rows(name, x, max(0, int(np.searchsorted(rows, start)) - 3 * SHIFT_ROWS))
-    edge = rolling_median(x, EDGE_ROWS) if begins else x
+    fall, stride = _Falls(rolling_median(x, EDGE_ROWS) if begins else x), stride_of(log.step[rows])
     for begin in begins:
         before = float(np.median(x[begin - SHIFT_ROWS : begin]))
         after = float(np.median(x[begin : begin + SHIFT_ROWS]))
-        recovery = _recovered(rows, begin + EDGE_ROWS, edge[begin + 1 :] <= (before + after) / 2)
+        back = fall.first(begin + 1, (before + after) / 2)
+        recovery = None if back is None else int(rows[back + EDGE_ROWS - 1])
         yield (
             int(rows[begin + SHIFT_ROWS - 1]),
             _event(
@@ -137,9 +145,10 @@ def _shifts(
                 "level_shift",
                 rows[[begin, -1]] if recovery is None else np.array([rows[begin], recovery - 1]),
                 recovery,
+                stride,
                 height=after - before,
                 value=after,
-                detail=f"median {_NAMES[name]} of {SHIFT_ROWS} values from {before:.4g} to {after:.4g} at once",
+                detail=f"median {NAMES[name]} of {SHIFT_ROWS} values from {before:.4g} to {after:.4g} at once",
             ),
         )
 
@@ -168,6 +177,7 @@ def _rises(log: Log, name: str, x: NDArray[np.float64], rows: NDArray[np.intp]) 
     """`x` is the signal at `rows` of the log, all finite; one that a level shift explains is no slow rise."""
     half = RISE_ROWS // 2
     levels = rolling_median(x, RISE_ROWS, half)
+    fall, stride = _Falls(levels), stride_of(log.step[rows])
     low, near, above = math.inf, 0, 0  # the lowest level, the last sample that was near it, samples in a row above
     j = 0
     while j < levels.size:
@@ -184,9 +194,9 @@ def _rises(log: Log, name: str, x: NDArray[np.float64], rows: NDArray[np.intp]) 
             low, near, above = level, j, 0  # the new level is the one to rise from
             continue
         begin = end - 2 * half
-        back = np.flatnonzero(levels[j + 1 :] <= low + margin / 2)
-        last = j + 1 + int(back[0]) if back.size else levels.size - 1
-        recovery = int(rows[half * last + RISE_ROWS - 1]) if back.size else None
+        back = fall.first(j + 1, low + margin / 2)
+        last = levels.size - 1 if back is None else back
+        recovery = None if back is None else int(rows[half * last + RISE_ROWS - 1])
         top = float(levels[j - 2 : last + 1].max())
         yield (
             int(rows[end]),
@@ -195,20 +205,21 @@ def _rises(log: Log, name: str, x: NDArray[np.float64], rows: NDArray[np.intp]) 
                 "slow_rise",
                 rows[[begin, -1]] if recovery is None else np.array([rows[begin], recovery - 1]),
                 recovery,
+                stride,
                 height=top - low,
                 value=top,
-                detail=f"median {_NAMES[name]} of {RISE_ROWS} values from {low:.4g} to {top:.4g}, slowly",
+                detail=f"median {NAMES[name]} of {RISE_ROWS} values from {low:.4g} to {top:.4g}, slowly",
             ),
         )
-        low, near, above, j = math.inf, last, 0, last + (0 if back.size else 1)
+        low, near, above, j = math.inf, last, 0, last + (1 if back is None else 0)
 
 
 def _nonfinite(log: Log, kept: NDArray[np.intp]) -> Iterator[tuple[int, Event]]:
     signals = log.signals
-    bad = kept[~np.all([np.isfinite(x[kept]) for x in signals.values()], axis=0)]
-    for group in _groups(bad, MERGE):
+    bad = {name: log.nonfinite(name) for name in signals}
+    for group in _groups(kept[np.any([rows[kept] for rows in bad.values()], axis=0)], MERGE):
         row = int(group[0])
-        values = {name: float(x[row]) for name, x in signals.items() if not math.isfinite(x[row])}
+        values = {name: float(x[row]) for name, x in signals.items() if bad[name][row]}
         many = "" if group.size == 1 else f", and {group.size - 1} more steps"
         yield (
             row,
@@ -217,9 +228,10 @@ def _nonfinite(log: Log, kept: NDArray[np.intp]) -> Iterator[tuple[int, Event]]:
                 "nonfinite_step",
                 group[[0, -1]],
                 None,
+                log.stride,
                 height=None,
                 value=values.get("loss", values.get("grad_norm")),
-                detail=" and ".join(f"{_NAMES[name]} {value}" for name, value in values.items()) + many,
+                detail=" and ".join(f"{NAMES[name]} {value}" for name, value in values.items()) + many,
             ),
         )
 
@@ -229,7 +241,8 @@ def _skipped(log: Log) -> Iterator[tuple[int, Event]]:
         return
     for group in _groups(np.flatnonzero(log.skipped), 1):
         row, last = int(group[0]), int(group[-1])
-        values = {name: float(x[row]) for name, x in log.signals.items()}
+        values = {name: float(x[row]) for name, x in log.signals.items() if log.has(name)[row]}
+        known = ", ".join(f"{NAMES[name]} {value:.4g}" for name, value in values.items())
         yield (
             row,
             _event(
@@ -237,9 +250,10 @@ def _skipped(log: Log) -> Iterator[tuple[int, Event]]:
                 "skipped_step",
                 group[[0, -1]],
                 last + 1 if last + 1 < len(log) else None,
+                log.stride,
                 height=None,
                 value=values.get("grad_norm", values.get("loss")),
-                detail="the update did not happen: " + ", ".join(f"{_NAMES[n]} {v:.4g}" for n, v in values.items()),
+                detail="the update did not happen" + (f": {known}" if known else ""),
             ),
         )
 
@@ -264,6 +278,7 @@ def _attention(log: Log) -> Iterator[tuple[int, Event]]:
                     "attention_logit_alert",
                     rows[[begin, last]],
                     int(rows[last + 1]) if last + 1 < rows.size else None,
+                    log.stride,
                     height=top - limit,
                     value=top,
                     detail=f"{word}: largest attention logit {top:.4g}, above {limit:g}",
@@ -281,10 +296,23 @@ def _groups(at: NDArray[np.intp], gap: int) -> list[NDArray[np.intp]]:
     return np.split(at, np.flatnonzero(np.diff(at) > gap) + 1) if at.size else []
 
 
-def _recovered(rows: NDArray[np.intp], first: int, back: NDArray[np.bool_]) -> int | None:
-    """Row of the log of the first true entry of `back`, whose entries belong to `rows` from `first` on."""
-    where = np.flatnonzero(back)
-    return int(rows[first + where[0]]) if where.size else None
+class _Falls:
+    """Finds where a series falls to a level; a search takes as long as the way there, and none where it never does."""
+
+    def __init__(self, x: NDArray[np.float64]):
+        self.x = x
+        self.lowest_after = np.fmin.accumulate(x[::-1])[::-1]
+
+    def first(self, begin: int, level: float) -> int | None:
+        """First position from `begin` on at which the series is at or below `level`."""
+        if begin >= self.x.size or not self.lowest_after[begin] <= level:
+            return None
+        width = 64
+        while True:
+            where = np.flatnonzero(self.x[begin : begin + width] <= level)
+            if where.size:
+                return begin + int(where[0])
+            begin, width = begin + width, 2 * width
 
 
 def _event(
@@ -292,12 +320,13 @@ def _event(
     kind: str,
     span: NDArray[np.intp],
     recovery: int | None,
+    stride: int,
     *,
     height: float | None,
     value: float | None,
     detail: str,
 ) -> Event:
-    """`span` holds the first and last row, `recovery` the row at which the signal was back."""
+    """`span` holds the first and last row, `recovery` the row at which the signal was back; `stride` is its own."""
     first, last = int(span[0]), int(span[1])
     lr = None if log.lr is None or not math.isfinite(log.lr[first]) else float(log.lr[first])
     tokens = None if log.tokens is None or not math.isfinite(log.tokens[first]) else int(log.tokens[first])
@@ -306,7 +335,7 @@ def _event(
         kind=kind,
         step=step,
         height=height,
-        length=int(log.step[last]) - step + log.stride,
+        length=int(log.step[last]) - step + stride,
         recovery=None if recovery is None else int(log.step[recovery]) - step,
         value=value,
         lr=lr,

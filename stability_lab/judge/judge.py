@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.events import Event, find_events
+from stability_lab.judge.events import NAMES, Event, find_events
 from stability_lab.judge.log import Log
 from stability_lab.judge.spikes import SpikeScore, spike_scores
 from stability_lab.judge.verdict import NO_EVIDENCE, Evidence, Verdict, decide, initial_loss_warning
@@ -17,20 +17,23 @@ from stability_lab.judge.verdict import NO_EVIDENCE, Evidence, Verdict, decide, 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """`scores` by signal (`loss`, `grad_norm`) and definition; their indices are positions in `steps`."""
+    """`scores` by signal (`loss`, `grad_norm`) and definition.
+
+    Their indices are positions in the signal's entry of `steps`: those that have a value of it and were not skipped.
+    """
 
     verdict: Verdict
     scores: Mapping[str, Mapping[str, SpikeScore]]
     events: list[Event]
     notes: list[str]
-    steps: NDArray[np.int64]
+    steps: Mapping[str, NDArray[np.int64]]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; undefined values are None, and a NaN is a value that was logged."""
         return {
             **asdict(self.verdict),
             "scores": {
-                signal: {name: score.as_dict(self.steps) for name, score in scores.items()}
+                signal: {name: score.as_dict(self.steps[signal]) for name, score in scores.items()}
                 for signal, scores in self.scores.items()
             },
             "events": [event.as_dict() for event in self.events],
@@ -41,12 +44,13 @@ class Judgement:
 def judge(log: Log, evidence: Evidence = NO_EVIDENCE) -> Judgement:
     """Judge a run by its log. Raises `ValueError` for a log without a row."""
     kept, events = log.kept(), find_events(log)
+    parts = {signal: kept.having(signal) for signal in kept.signals}
     return Judgement(
         verdict=decide(log, evidence, events),
-        scores={signal: spike_scores(series) for signal, series in kept.signals.items()},
+        scores={signal: spike_scores(part.signals[signal]) for signal, part in parts.items()},
         events=events,
         notes=list(_notes(log, kept, evidence)),
-        steps=kept.step,
+        steps={signal: part.step for signal, part in parts.items()},
     )
 
 
@@ -55,13 +59,7 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
     warning = initial_loss_warning(evidence.initial_val_loss, evidence.vocab_size, evidence.unigram_entropy)
     if warning:
         notes.append(warning)
-    if log.stride != 1:
-        notes.append(
-            f"One value every {log.stride} steps: windows count values, not steps, so scores do not compare with those "
-            "of a log of every step, and a spike between two values is not seen."
-        )
-    if len(log) > 1 and np.any(np.diff(log.step) != log.stride):
-        notes.append(f"The steps between values are not always {log.stride}.")
+    notes += _strides(log)
     if len(log) and log.step[0] > log.stride:
         notes.append(f"The log begins at step {log.step[0]}: what came before is not judged.")
     if len(kept) < len(log):
@@ -71,10 +69,30 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
     if log.grad_norm is None:
         notes.append("The log has no gradient norm: only the loss is judged.")
     elif log.skipped is None:
-        bad = np.flatnonzero(~np.isfinite(log.grad_norm))
+        bad = np.flatnonzero(log.nonfinite("grad_norm"))
         if bad.size and np.isfinite(log.grad_norm[bad[-1] + 1 :]).any():
             notes.append(
                 f"The gradient norm was finite again after step {log.step[bad[-1]]}, and the log does not say which "
                 "steps were skipped: if fp16 loss scaling skipped these steps, the run did not diverge there."
             )
     return notes
+
+
+def _strides(log: Log) -> Iterator[str]:
+    """What is to be said of the steps that have no value, for each signal where the signals differ."""
+    # A step that was skipped needs no value: its own note speaks of it.
+    skipped = np.zeros(len(log), dtype=np.bool_) if log.skipped is None else log.skipped
+    known = {signal: log.has(signal) | skipped for signal in log.signals}
+    parts = {signal: log if rows.all() else log.rows(rows) for signal, rows in known.items()}
+    several = any(part is not log for part in parts.values())
+    for signal, part in parts.items() if several else [("", log)]:
+        which = f"{NAMES[signal]}: " if several else ""
+        if several and len(part) < len(log):
+            yield f"{which}{len(log) - len(part)} of {len(log)} steps have no value, and windows count those that do."
+        if part.stride != 1:
+            yield (
+                f"{which}One value every {part.stride} steps: windows count values, not steps, so scores do not "
+                "compare with those of a log of every step, and a spike between two values is not seen."
+            )
+        if len(part) > 1 and np.any(np.diff(part.step) != part.stride):
+            yield f"{which}The steps between values are not always {part.stride}."

@@ -12,6 +12,8 @@ from typing import Literal
 MARGIN_NATS = 0.05
 # How far above the best loss a learning rate is still usable, and from where on it is lost.
 USABLE_NATS, EDGE_NATS = 0.02, 0.1
+# Published losses have three decimals, and the difference of two such is exact to about this.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ def usable_range(lrs: Sequence[float], losses: Sequence[float | None]) -> Usable
     if not finite:
         return None
     lowest, best = min(finite)
-    beyond = [lr for lr, loss in points if lr > best and not loss <= lowest + EDGE_NATS]
+    beyond = [lr for lr, loss in points if lr > best and not loss <= lowest + EDGE_NATS + _ROUNDING]
     return UsableRange(
         best=best,
-        usable=tuple(lr for lr, loss in points if math.isfinite(loss) and loss <= lowest + USABLE_NATS),
+        usable=tuple(lr for lr, loss in points if math.isfinite(loss) and loss <= lowest + USABLE_NATS + _ROUNDING),
         edge=min(beyond, default=None),
     )
 

@@ -24,6 +24,8 @@ ROUNDING = 1e-12
 # Rows closer than this belong to one event: spikes cluster, and a cluster is one thing that happened.
 MERGE = 10
 RESAMPLES = 2000
+# A larger value means the same as this one, and its square is still a number.
+_LARGEST = 1e150
 # Values in memory at once: 2 MiB of windows stay in the cache.
 _CHUNK = 2**18
 
@@ -311,7 +313,13 @@ def _series(x: ArrayLike) -> NDArray[np.float64]:
     series = np.asarray(x, dtype=np.float64)
     if series.ndim != 1:
         raise ValueError(f"the series has shape {series.shape}, but must have one value per step")
-    return series
+    return capped(series)
+
+
+def capped(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`x` with its finite values within +-1e150, so that no sum or square of them overflows."""
+    large = np.isfinite(x) & (np.abs(x) > _LARGEST)
+    return np.where(large, np.copysign(_LARGEST, x), x) if large.any() else x
 
 
 def _n_finite_before(finite: NDArray[np.bool_]) -> NDArray[np.intp]:

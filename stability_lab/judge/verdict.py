@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.events import LOGIT_ALERT, SPIKES, Event, can_spike, find_events
+from stability_lab.judge.events import DRIFTS, LOGIT_ALERT, NAMES, SPIKES, Event, can_spike, find_events
 from stability_lab.judge.log import Log
 
 VerdictName = Literal["diverged", "no_learning", "spiky", "stable"]
@@ -25,6 +25,8 @@ MARGIN_NATS = 0.05
 MIN_STEPS = 100
 # The level of the loss is a mean over this many rows, or over this part of them where that is more.
 LEVEL_ROWS, LEVEL_PART = 20, 0.02
+# A loss that ends this far above its lowest level is told to have risen.
+ROSE_NATS = 0.25
 # How far above ln(vocabulary) the loss at initialisation may be, and how far below.
 INITIAL_ABOVE, INITIAL_BELOW = 1.0, 0.5
 
@@ -50,6 +52,8 @@ NO_EVIDENCE = Evidence()
 @dataclass(frozen=True)
 class Verdict:
     """`first_bad_step` and what stands with it are None unless the run diverged.
+
+    It is the first step that is not finite, or the one at which the loss left its level for good: where to go back to.
 
     `delta` is the rise in nats from which a finite run counts as diverged, and `sensitivity` the verdict at others.
     """
@@ -90,9 +94,9 @@ def diverged_at(log: Log, warmup_steps: int = 0) -> int | None:
     """First step of a finite divergence, or None: a running run may ask at every flush.
 
     From 100 steps and past the warm-up on, the mean loss of the last max(20, 2%) rows is more than 1 nat above its
-    lowest value; the first bad step is the one from which it stayed there.
+    lowest value; the first bad step is the one at which the loss began to stay above the half of that.
     """
-    return _first_bad(*_levels(log.kept(), warmup_steps), RISE_NATS)
+    return _first_bad(*_judged_losses(log.kept(), warmup_steps), RISE_NATS)
 
 
 def initial_loss_warning(
@@ -131,17 +135,16 @@ def _decide(log: Log, evidence: Evidence, events: Sequence[Event], delta: float)
         step, why = bad
         row = int(np.searchsorted(log.step, step))
         return Verdict("diverged", f"{why}; {advice}.", step, _number(log.lr, row), _whole(log.tokens, row))
-    return _stuck(kept, evidence) or _calm(kept, events, advice)
+    return _stuck(kept, evidence) or _calm(kept, evidence, events, advice)
 
 
 def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
-    named = (("loss", log.loss), ("gradient norm", log.grad_norm))
-    signals = {name: series for name, series in named if series is not None}
-    rows = np.flatnonzero(~np.all([np.isfinite(series) for series in signals.values()], axis=0))
+    bad = {name: log.nonfinite(name) for name in ("loss", "grad_norm") if name in log.signals}
+    rows = np.flatnonzero(np.any(list(bad.values()), axis=0))
     if rows.size:
         row = int(rows[0])
-        name, value = next((name, x[row]) for name, x in signals.items() if not math.isfinite(x[row]))
-        return int(log.step[row]), f"The {name} is {value} at step {log.step[row]}"
+        name = next(name for name, which in bad.items() if which[row])
+        return int(log.step[row]), f"The {NAMES[name]} is {log.signals[name][row]} at step {log.step[row]}"
     last = int(log.step[-1])
     if evidence.final_val_loss is not None and not math.isfinite(evidence.final_val_loss):
         return last, f"The validation loss is {evidence.final_val_loss} after step {last}"
@@ -151,41 +154,51 @@ def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
 
 
 def _finite_divergence(log: Log, evidence: Evidence, delta: float) -> tuple[int, str] | None:
-    steps, level = _levels(log, evidence.warmup_steps)
-    if not level.size:
+    steps, losses = _judged_losses(log, evidence.warmup_steps)
+    if not losses.size:
         return None
-    width, lowest = len(log) - level.size + 1, int(level.argmin())
-    first_bad = _first_bad(steps, level, delta)
+    level = _level(losses)
+    width, lowest = losses.size - level.size + 1, int(level.argmin())
+    first_bad = _first_bad(steps, losses, delta)
     if first_bad is not None:
         return first_bad, (
-            f"The mean loss of {width} values rose from {level[lowest]:.3f} at step {steps[lowest]} to "
-            f"{level[-1]:.3f} nats and stayed more than {delta:g} above from step {first_bad} on"
+            f"The mean loss of {width} values rose from {level[lowest]:.3f} at step {steps[lowest + width - 1]} to "
+            f"{level[-1]:.3f} nats, over {delta:g} above, and left its level at step {first_bad}"
         )
     initial, final = evidence.initial_val_loss, evidence.final_val_loss
     if initial is None or final is None:
         return None
     limit = initial - MARGIN_NATS
     # A run that never was lower is no divergence but no_learning.
-    if final < limit or level.min() >= limit:
+    if final < limit or level[lowest] >= limit:
         return None
-    back = min(int(np.flatnonzero(level < limit)[-1]) + 1, level.size - 1)
+    after = int(np.flatnonzero(level < limit)[-1]) + 1
+    back = losses.size - 1 if after == level.size else _left(losses, level, limit, after)
     return int(steps[back]), (
         f"The validation loss of {final:.3f} nats after step {steps[-1]} is back at its initial {initial:.3f}, though "
-        f"the training loss had been {level.min():.3f}"
+        f"the training loss had been {level[lowest]:.3f}"
     )
 
 
-def _levels(log: Log, warmup_steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Rolling means of the finite losses and the last step of each; empty where the run is too short to diverge."""
-    steps, losses = log.step[:0], np.empty(0)
-    if log.loss is not None:
-        finite = np.isfinite(log.loss)
-        steps, losses = log.step[finite], log.loss[finite]
+def _judged_losses(log: Log, warmup_steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The finite losses and their steps; empty where the run is too short to diverge while finite."""
+    steps, losses = _finite_losses(log)
     # Two separate means at least, also where only every k-th step was logged.
     if losses.size < 2 * LEVEL_ROWS or steps[-1] < MIN_STEPS or steps[-1] <= warmup_steps:
         return steps[:0], losses[:0]
-    level = _rolling_mean(losses, _width(losses.size))
-    return steps[-level.size :], level
+    return steps, losses
+
+
+def _finite_losses(log: Log) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    if log.loss is None:
+        return log.step[:0], np.empty(0)
+    finite = np.isfinite(log.loss)
+    return log.step[finite], log.loss[finite]
+
+
+def _level(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rolling means; the first one ends at the row that is the last of its window."""
+    return _rolling_mean(losses, _width(losses.size))
 
 
 def _width(n: int) -> int:
@@ -197,17 +210,37 @@ def _rolling_mean(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
     return (sums[width:] - sums[:-width]) / width
 
 
-def _first_bad(steps: NDArray[np.int64], level: NDArray[np.float64], delta: float) -> int | None:
-    if not level.size:
+def _first_bad(steps: NDArray[np.int64], losses: NDArray[np.float64], delta: float) -> int | None:
+    if not losses.size:
         return None
-    fine = level <= level.min() + delta + _ROUNDING
+    level = _level(losses)
+    lowest = float(level.min())
+    fine = level <= lowest + delta + _ROUNDING
+    if fine[-1]:
+        return None
     # The last time it was fine, so that an earlier rise from which the run recovered is not blamed.
-    return None if fine[-1] else int(steps[int(np.flatnonzero(fine)[-1]) + 1])
+    return int(steps[_left(losses, level, lowest + delta / 2, int(np.flatnonzero(fine)[-1]) + 1)])
+
+
+def _left(losses: NDArray[np.float64], level: NDArray[np.float64], limit: float, after: int) -> int:
+    """Row at which the losses left `limit` upwards, given the first of the means, `after`, that is too high.
+
+    A mean lags behind what it is a mean of. So the step is looked for from the window of the last mean within the limit
+    on: where the summed distances from the limit are smallest (Page, Biometrika 41, 1954), which one outlier, cut at
+    what lies below the limit, cannot move far.
+    """
+    width = losses.size - level.size + 1
+    begin, reach = int(np.flatnonzero(level[:after] <= limit)[-1]), max(limit - float(level.min()), MARGIN_NATS)
+    # As far again beyond the first mean that is too high, which an outlier shortly before the rise may have made so.
+    sums = np.cumsum(np.clip(losses[begin : after + 2 * width] - limit, -reach, reach))
+    lowest = int(sums.argmin())
+    return begin if sums[lowest] > 0 else min(begin + lowest + 1, losses.size - 1)
 
 
 def _stuck(log: Log, evidence: Evidence) -> Verdict | None:
     reference = evidence.unigram_entropy if evidence.unigram_entropy is not None else evidence.initial_val_loss
-    seen = [] if log.loss is None else [float(_rolling_mean(log.loss, _width(len(log))).min())]
+    losses = _finite_losses(log)[1]
+    seen = [float(_level(losses).min())] if losses.size else []
     seen += [] if evidence.final_val_loss is None else [evidence.final_val_loss]
     if reference is None or not seen or min(seen) < reference - MARGIN_NATS:
         return None
@@ -226,19 +259,43 @@ def _stuck(log: Log, evidence: Evidence) -> Verdict | None:
     )
 
 
-def _calm(log: Log, events: Sequence[Event], advice: str) -> Verdict:
-    what = "The loss fell and stayed finite" if log.loss is not None else "The gradient norm stayed finite"
+def _calm(log: Log, evidence: Evidence, events: Sequence[Event], advice: str) -> Verdict:
+    what = _course(log, evidence)
+    drifts = [event for event in events if event.kind in DRIFTS]
+    drift = f"a {drifts[0].kind.replace('_', ' ')} at step {drifts[0].step}: {drifts[0].detail}" if drifts else ""
     spikes = [event for event in events if event.kind in SPIKES]
     if spikes:
         many = len(spikes)
         first = f"the first at step {spikes[0].step}: {spikes[0].detail}"
+        drift = drift and f"; and {drift}"
         return Verdict(
             "spiky",
-            f"{what}, but with {many} spike{'s' if many > 1 else ''} in {len(log)} values, {first}; {advice}.",
+            f"{what}, but with {many} spike{'s' if many > 1 else ''} in {len(log)} values, {first}{drift}; {advice}.",
         )
+    drift = drift and f", but with {drift}"
     if not can_spike(log):
-        return Verdict("stable", f"{what}; the run is too short to be tested for spikes.")
-    return Verdict("stable", f"{what}, without a spike.")
+        return Verdict("stable", f"{what}{drift}; the run is too short to be tested for spikes.")
+    return Verdict("stable", f"{what}, without a spike{drift}.")
+
+
+def _course(log: Log, evidence: Evidence) -> str:
+    """What the loss did from the beginning to the end of the log, whose values are all finite."""
+    losses = _finite_losses(log)[1]
+    if not losses.size:
+        return "The gradient norm stayed finite"
+    if losses.size == 1:
+        return f"The loss is {losses[0]:.3f} nats in the only value"
+    level = _rolling_mean(losses, min(_width(losses.size), losses.size // 2))
+    first, last, lowest = float(level[0]), float(level[-1]), float(level.min())
+    if last > lowest + ROSE_NATS and first > lowest + MARGIN_NATS:
+        course = f"fell from {first:.3f} to {lowest:.3f} nats, rose to {last:.3f}"
+    elif abs(last - first) > MARGIN_NATS:
+        course = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} nats"
+    else:
+        course = f"began and ended at {last:.3f} nats"
+    if last > lowest + RISE_NATS and not _judged_losses(log, evidence.warmup_steps)[0].size:
+        course += f" (a finite rise is divergence from {2 * LEVEL_ROWS} values and {MIN_STEPS} steps on, after warm-up)"
+    return f"The loss {course} and stayed finite"
 
 
 def _advice(log: Log) -> str:

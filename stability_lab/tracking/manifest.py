@@ -31,8 +31,13 @@ _SECRET_ENV = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _CREDENTIAL = re.compile(
     r"wandb_v1_[A-Za-z0-9_-]{16,}|(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}|(?<![A-Za-z0-9])[0-9a-fA-F]{40}(?![A-Za-z0-9])"
 )
-_SECRET_WORDS = frozenset({"secret", "password", "passwd"})
-_KEY_WORDS = frozenset({"key", "apikey", "token"})
+_SECRET_WORDS = frozenset(
+    {"secret", "secrets", "password", "passwd", "passphrase", "apikey", "credential", "credentials"}
+)
+# Before `key` or `token` these make a credential of it; before others, as in `sort_key` or `pad_token`, it is one only
+# if it looks like one.
+_SECRET_KINDS = frozenset({"api", "access", "auth", "private", "bearer", "hf", "hub", "wandb", "github", "refresh"})
+_KEY_WORDS = frozenset({"key", "token"})
 # A pinned revision is 40 hex digits too, and the run cannot be repeated without it.
 _REVISION_WORDS = frozenset({"revision", "commit", "sha", "hash", "fingerprint"})
 
@@ -97,15 +102,15 @@ def fingerprint(config: Mapping[str, Any], version: str) -> str:
 def redact(value: Any, key: str = "") -> Any:
     """A copy of nested mappings, lists and strings (`argv` too) without credentials; all else stays as it is.
 
-    Hidden are the values of keys such as `api_key`, `token` or `password` if they look like a credential,
-    every W&B key or hub token inside any string, and the ones that are set in the environment.
+    Hidden are all values of keys such as `api_key`, `access_token` or `password`, those of other keys and tokens that
+    look like a credential, every W&B key or hub token inside any string, and the ones that are set in the environment.
     """
     if isinstance(value, Mapping):
         return {name: redact(item, str(name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(redact(item, key) for item in value)
     if not isinstance(value, str):
-        return value
+        return _HIDDEN if isinstance(value, (int, float)) and _is_secret(_words(key)) else value
     name, equals, right = value.partition("=")
     if equals and re.fullmatch(r"[\w.+~/@-]+", name):
         return name + equals + _redact_text(right, name)
@@ -117,9 +122,8 @@ def _redact_text(text: str, key: str) -> str:
         secret = os.environ.get(variable, "")
         if len(secret) >= 8:
             text = text.replace(secret, _HIDDEN)
-    last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.rpartition(".")[2]).lower()
-    words = set(re.split(r"[^a-z]+", last))
-    if words & _SECRET_WORDS and re.fullmatch(r"\S{16,}", text):
+    words = _words(key)
+    if text and _is_secret(words):
         return _HIDDEN
     # Special tokens such as <|begin_of_text|> are no credentials.
     if words & _KEY_WORDS and re.fullmatch(r"[\w.+/=~:-]{16,}", text):
@@ -127,3 +131,13 @@ def _redact_text(text: str, key: str) -> str:
     if words & _REVISION_WORDS:
         return text
     return _CREDENTIAL.sub(_HIDDEN, text)
+
+
+def _words(key: str) -> set[str]:
+    last = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key.rpartition(".")[2]).lower()
+    return set(re.split(r"[^a-z]+", last))
+
+
+def _is_secret(words: set[str]) -> bool:
+    """Whether a key of these words names a credential, whatever its value looks like."""
+    return bool(words & _SECRET_WORDS or (words & _KEY_WORDS and words & _SECRET_KINDS))

@@ -229,8 +229,10 @@ def run_id_from(name: str) -> str:
     return f"{slug}-{secrets.token_hex(3)}"
 
 
-def read_offline_run(path: Path) -> list[dict[str, Any]]:
-    """The logged rows of a `.wandb` file as wandb itself reads them; a run that was killed gives what it got to.
+def read_offline_run(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The logged rows of a `.wandb` file as wandb itself reads them, and what is wrong with the file.
+
+    A run that was killed gives what it got to, and of a damaged file wandb leaves out what it cannot read.
 
     Raises `ValueError` with wandb's own words where it cannot read the file.
     """
@@ -242,11 +244,15 @@ def read_offline_run(path: Path) -> list[dict[str, Any]]:
         )
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"wandb did not read it within {_READ_TIMEOUT_S:g} s") from error
+    words = [line.split(": ", 1)[-1] for line in done.stderr.decode(errors="replace").strip().splitlines()]
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
         raise ValueError(f"wandb cannot read it: {words[-1] if words else 'it gives no reason'}")
-    records = (json.loads(line) for line in done.stdout.splitlines())
-    return [record["history"].get("item", {}) for record in records if record.get("type") == "history"]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [record["history"].get("item", {}) for record in records if record.get("type") == "history"]
+    notes = [f"wandb {word}: {len(rows):,} rows were read." for word in words]
+    if not any(record.get("type") == "exit" for record in records):
+        notes.append(f"The file lacks the end of the run, which may still go on or was killed: {len(rows):,} rows.")
+    return rows, notes
 
 
 @contextmanager

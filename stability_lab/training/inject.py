@@ -16,6 +16,7 @@ A run that is resumed goes past the last three: a fault that comes back for ever
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -44,13 +45,16 @@ class Fault:
     factor: float = 1.0  # of the learning rate
 
 
-def parse(faults: str | Iterable[str] | None) -> tuple[Fault, ...]:
-    """`nan_grad@20` or a list of such; ConfigError naming debug.inject for anything else."""
+def parse(faults: str | Iterable[str] | None, max_steps: int) -> tuple[Fault, ...]:
+    """`nan_grad@20` or a list of such; ConfigError naming debug.inject for anything else.
+
+    A fault after `max_steps`, the last step, would never happen and is refused too.
+    """
     texts = [] if faults is None else [faults] if isinstance(faults, str) else list(faults)
-    return tuple(_parse(text) for text in texts)
+    return tuple(_parse(text, max_steps) for text in texts)
 
 
-def _parse(text: str) -> Fault:
+def _parse(text: str, max_steps: int) -> Fault:
     match = re.fullmatch(r"([a-z_]+)@(\d+)(?:x([0-9.eE+-]+))?", str(text))
     kind = match[1] if match else ""
     if not match or kind not in KINDS:
@@ -58,12 +62,16 @@ def _parse(text: str) -> Fault:
     step = int(match[2])
     if step < 1:
         raise ConfigError(f"debug.inject={text}: steps count from 1")
+    if step > max_steps:
+        raise ConfigError(f"debug.inject={text}: the run ends at step {max_steps} (trainer.max_steps)")
     if (kind == "lr_spike") != (match[3] is not None):
         raise ConfigError(f"debug.inject={text}: lr_spike@STEPxFACTOR takes a factor, and nothing else does")
     try:
         factor = float(match[3] or 1)
     except ValueError:
-        raise ConfigError(f"debug.inject={text}: {match[3]} is not a number") from None
+        factor = math.nan
+    if not 0 < factor < math.inf:
+        raise ConfigError(f"debug.inject={text}: the factor is {match[3]}, but must be a number above 0")
     return Fault(kind, step, factor)
 
 

@@ -132,3 +132,10 @@ def test_an_option_that_only_some_arms_have_makes_a_command_of_its_own(make_run,
 def test_runs_of_other_programs_have_no_command(make_run, tmp_path: Path) -> None:
     make_run("a", [], manifest={"overrides": None})
     assert "not made by `train`" in suggest(compare(find_runs([tmp_path])[0]))[0]
+
+
+def test_a_log_without_a_learning_rate_is_no_rung(make_run, tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        make_run(f"n{lr}", [], lr)
+    make_run("other", [], config={"optimizer": {"eps": 1e-8}})
+    assert ladders(tmp_path)["none"].lrs == (1e-3, 1e-2)

@@ -221,3 +221,56 @@ def test_as_dict_is_json():
     assert list(rows[0])[:2] == ["step", "event"]
     assert json.loads(json.dumps(rows))[-1]["step"] == rows[-1]["step"]
     assert all(type(row[key]) in (int, type(None)) for row in rows for key in ("step", "length", "recovery", "tokens"))
+
+
+def test_steps_without_a_value_enter_no_window_and_are_no_event():
+    log = eventful()
+    absent = np.arange(900) % 3 == 1
+    absent[[40, 500]] = False
+    dense, sparse = (
+        Log(log.step, log.loss, norm, no_grad_norm=no)
+        for norm, no in ((None, None), (np.where(absent, NAN, 1.0), absent))
+    )
+    assert str(find_events(sparse)) == str(find_events(dense))  # a NaN does not equal itself
+    without = Log(log.step, log.loss, None, no_loss=np.arange(900) == 40)
+    assert [e.step for e in find_events(without) if e.kind == "nonfinite_step"] == [501]
+
+
+@pytest.mark.parametrize("flush", [7, 64])
+def test_flush_by_flush_with_steps_that_lack_a_value(flush):
+    log = eventful()
+    log = Log(log.step, log.loss, log.grad_norm, skipped=log.skipped, no_grad_norm=np.arange(900) % 4 == 3)
+    online = [e for i in range(0, 900, flush) for e in find_events(log.rows(slice(i + flush)), start=i)]
+    assert Counter((e.kind, e.step) for e in online) == Counter((e.kind, e.step) for e in find_events(log))
+
+
+def test_a_skipped_step_tells_what_it_has():
+    log = Log([1, 2], [2.0, 3.0], [1.0, NAN], skipped=[False, True], no_grad_norm=[False, True])
+    assert only(log).detail == "the update did not happen: loss 3"
+    nothing = Log([1, 2], [2.0, NAN], None, skipped=[False, True], no_loss=[False, True])
+    assert only(nothing).detail == "the update did not happen"
+
+
+def test_length_counts_the_signals_own_stride():
+    loss = noise()
+    loss[200:202] = 3.0
+    steps = np.arange(1, 4001)
+    whole = np.full(4000, NAN)
+    whole[9::10] = loss
+    event = only(Log(steps, whole, np.ones(4000), no_loss=steps % 10 != 0))
+    assert (event.step, event.length, event.recovery) == (2010, 20, 20)
+
+
+def test_a_recovery_long_after_is_found_and_none_where_there_is_none():
+    loss = noise(3000, sd=0.001)
+    loss[500:2500] += 1.0
+    assert [e.recovery for e in find_events(log_of(loss)) if e.kind == "loss_spike"] == [2000]
+    assert [e.recovery for e in find_events(log_of(loss[:2400])) if e.kind == "loss_spike"] == [None]
+
+
+@pytest.mark.parametrize("huge", [1e308, -1e308])
+def test_numbers_near_the_largest_float(huge):
+    loss = noise(600)
+    loss[200:203], loss[400:] = huge, huge
+    events = find_events(log_of(loss, np.abs(loss)))  # warnings are errors
+    assert next(e.step for e in events if e.kind == "grad_norm_spike") == 201

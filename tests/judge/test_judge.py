@@ -82,3 +82,25 @@ def test_five_hundred_rows():
 def test_the_same_log_has_the_same_judgement():
     first, second = (json.dumps(judge(short_run()).as_dict()) for _ in range(2))
     assert first == second
+
+
+def test_scores_of_a_signal_that_some_steps_lack():
+    norm = np.random.default_rng(0).normal(1.0, 0.05, 300)
+    norm[200] = 9.0
+    absent = np.arange(300) % 5 != 0
+    log = Log(np.arange(1, 301), np.linspace(5, 2, 300), norm, no_grad_norm=absent)
+    told = judge(log).as_dict()
+    robust = told["scores"]["grad_norm"]["robust"]
+    assert (robust["steps"], robust["n_scored"], robust["n_nonfinite"]) == ([201], 40, 0)
+    assert told["scores"]["loss"]["robust"]["n_scored"] == 280
+    assert any(note.startswith("gradient norm: One value every 5 steps") for note in told["notes"])
+    assert any(note.startswith("gradient norm: 240 of 300 steps have no value") for note in told["notes"])
+    assert not any(note.startswith("loss: ") for note in told["notes"])
+
+
+def test_losses_near_the_largest_float_are_scored_without_a_warning():
+    loss = np.random.default_rng(0).normal(2.0, 0.1, 3000)
+    loss[[1500, 2600]] = 1e308
+    told = judge(Log(np.arange(1, 3001), loss, None)).as_dict()
+    for name in ("olmo_core", "llm_c", "robust"):
+        assert told["scores"]["loss"][name]["steps"] == [1501, 2601]

@@ -147,3 +147,13 @@ def test_refine():
     ):
         with pytest.raises(ValueError, match=f"{end} ones"):
             refine(bracket)
+
+
+def test_published_decimals_at_the_limits():
+    assert 4.001 - 3.901 > 0.1  # as floats
+    found = usable_range([1.0, 2.0, 3.0], [3.901, 3.921, 4.001])
+    assert found is not None
+    assert (found.usable, found.edge) == ((1.0, 2.0), None)
+    beyond = usable_range([1.0, 2.0], [3.901, 4.002])
+    assert beyond is not None
+    assert beyond.edge == 2.0

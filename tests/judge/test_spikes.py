@@ -363,3 +363,9 @@ def test_every_definition_names_itself():
     assert spike_score(np.ones(200)).as_dict(np.arange(200, 400))["steps"] == []
     x = [1.0, 3.0] * 64 + [NAN]
     assert spike_score(x).as_dict(10 * np.arange(1, 130))["steps"] == [1290]
+
+
+@pytest.mark.parametrize(("name", "found"), [("llm_c", True), ("olmo_core", False), ("robust", True)])
+def test_a_small_jump_out_of_a_flat_window(name, found):
+    flags = flag_spikes(np.r_[np.full(200, 2.0), 2.001], DEFINITIONS[name])
+    assert np.flatnonzero(flags).tolist() == [200] * found

@@ -148,6 +148,11 @@ def test_fingerprint_sees_the_version_and_not_the_order():
         ("hub_token", "abcdefghijklmnop"),
         ("PASSWORD", "p@ss<word>p@ss<word>"),
         ("client_secret", "a" * 16),
+        ("api_key", "SECRET"),
+        ("secret", "a text of several words"),
+        ("password", "x"),
+        ("hf_token", "abc"),
+        ("wandbApiKey", "abc"),
         ("note", KEY),
         ("note", "wandb_v1_" + "aB3_" * 10),
         ("note", "hf_" + "aB3d" * 8),
@@ -157,6 +162,10 @@ def test_credentials_are_hidden(key, value):
     assert redact({key: value}) == {key: "[redacted]"}
     assert redact({"a": [{key: value}]}) == {"a": [{key: "[redacted]"}]}
     assert redact([f"+a.{key}={value}"]) == [f"+a.{key}=[redacted]"]
+
+
+def test_a_credential_of_digits_is_hidden_and_an_absent_one_is_not():
+    assert redact({"password": 1234, "api_key": None}) == {"password": "[redacted]", "api_key": None}
 
 
 def test_credentials_inside_a_text_are_hidden():
@@ -182,7 +191,9 @@ def test_all_else_survives():
         "pad_token": "[PAD]",
         "api_key": None,
         "key": "short",
-        "secret": "a text of several words",
+        "sort_key": "name",
+        "bos_token": "<s>",
+        "hub_token": "",
         "token": 1234567890123456,
         "qk_norm": True,
         "data": {"sha256": "ab" * 32, "revision": KEY, "text": "ab" * 32},

@@ -51,7 +51,7 @@ def make_loop(run: Run) -> Trained:
         probe_every=run.config.diagnostics.probe_every,
     )
     measured = {"eval_windows": run.eval_windows, "eval_bytes": run.eval_bytes, "probe_windows": run.probe_windows}
-    injector = Injector(parse(run.config.debug.inject))
+    injector = Injector(parse(run.config.debug.inject, run.config.trainer.max_steps))
     loop = Loop(run.model, run.step, run.schedule, run.sampler, **measured, plan=plan, sink=sink, injector=injector)
     return Trained(run, loop, sink)
 

@@ -229,8 +229,8 @@ def test_an_injected_kill_is_sent_before_its_step(prepare, monkeypatch):
 @pytest.mark.parametrize("text", ["nan@3", "nan_grad", "nan_grad@0", "lr_spike@3", "nan_grad@3x2", "lr_spike@3x1e"])
 def test_a_fault_that_does_not_exist_is_refused(text):
     with pytest.raises(ConfigError, match=r"debug\.inject="):
-        parse(text)
-    assert parse(["nan_grad@2", "lr_spike@3x2.5"]) == (Fault("nan_grad", 2), Fault("lr_spike", 3, 2.5))
+        parse(text, max_steps=40)
+    assert parse(["nan_grad@40", "lr_spike@3x2.5"], max_steps=40) == (Fault("nan_grad", 40), Fault("lr_spike", 3, 2.5))
 
 
 def test_a_finite_divergence_stops_the_run_and_is_evaluated(prepare, monkeypatch):

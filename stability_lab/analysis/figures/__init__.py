@@ -1,0 +1,54 @@
+"""Figures of a comparison, each drawn where the runs hold what it shows. matplotlib is imported below this folder only.
+
+It is imported with the first figure that is drawn: `compare` without figures does not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stability_lab.analysis.comparison import Comparison
+from stability_lab.analysis.sources import shown
+from stability_lab.config import ConfigError
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def draw(comparison: Comparison, folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
+    """Draw the figures that the runs allow into `folder`, which is made, and return their files.
+
+    Each is drawn in each of `formats` (default png); a file of the same name is replaced. ConfigError where the folder
+    cannot be made or written.
+    """
+    # Made first: that it cannot be is said before minutes of drawing.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _fault(folder, "made", error) from error
+    from stability_lab.analysis.figures import attention, curves, differences, learning_rate, style
+
+    figures = {
+        "loss_over_lr": learning_rate.loss_over_lr,
+        "curves": curves.curves,
+        "attention_logits": attention.attention_logits,
+        "differences": differences.differences,
+    }
+    written = []
+    for name, make in figures.items():
+        with style.applied():
+            figure = make(comparison)
+            if figure is None:
+                continue
+            for kind in dict.fromkeys(formats or FORMATS[:1]):
+                path = folder / f"{name}.{kind}"
+                try:
+                    style.save(figure, path)
+                except OSError as error:
+                    raise _fault(path, "written", error) from error
+                written.append(path)
+    return written
+
+
+def _fault(path: Path, what: str, error: OSError) -> ConfigError:
+    return ConfigError(f"--figures: {shown(path)} cannot be {what} ({error.strerror or error}): give another folder")
