@@ -31,7 +31,9 @@ def test_run_name_says_what_varies() -> None:
     assert run_name([], [], FINGERPRINT) == "none_0a1b2c3d"
 
 
-@pytest.mark.parametrize("key", ["output_dir", "group", "run_name", "if_exists", "resume", "hydra.sweep.dir", "tracking.mode"])
+@pytest.mark.parametrize(
+    "key", ["output_dir", "group", "run_name", "if_exists", "resume", "hydra.sweep.dir", "tracking.mode"]
+)
 def test_paths_and_logging_are_no_part_of_a_name(key: str) -> None:
     assert run_name([], [(key, "x")], FINGERPRINT) == "none_0a1b2c3d"
 
