@@ -150,7 +150,7 @@ def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]
     if MAX_STEPS in start.changed:
         # It now computes what neither the first command nor a new one of this length would.
         entry["fingerprint_before"] = old.get("fingerprint")
-        old["fingerprint"] = first["fingerprint"]
+        old |= {"fingerprint": first["fingerprint"], "data": first["data"]}
     known = old.get("resumes")
     return {**old, "resumes": [*(known if isinstance(known, list) else []), entry]}
 

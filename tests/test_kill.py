@@ -21,9 +21,9 @@ HARD = (
     "trainer.grad_accum_steps=2",
     "trainer.micro_batch_size=2",
     "schedule=wsd",
-    "trainer.max_steps=3000",
-    "trainer.eval_every=500",
-    "diagnostics.probe_every=300",
+    "trainer.max_steps=500",
+    "trainer.eval_every=100",
+    "diagnostics.probe_every=70",
     "trainer.log_every=7",
     "trainer.checkpoint_every=10",
     "run_name=a",
@@ -37,29 +37,50 @@ def rows(run: Path) -> list[dict[str, str]]:
     ]
 
 
+def size(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.stat().st_size if file.exists() else 0
+
+
+def wait_for_rows(run: Path, before: int, process: subprocess.Popen[bytes]) -> None:
+    """Until metrics.jsonl has another size: it grows with the next rows, or shrinks by those that are set aside."""
+    deadline = time.monotonic() + 60
+    while size(run) == before:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 @pytest.mark.slow
 def test_twenty_kills_at_any_moment(tmp_path: Path, tiny_overrides: tuple[str, ...]) -> None:
     def command(output: str) -> list[str]:
         words = [*tiny_overrides, *HARD, f"output_dir={output}"]
         return [sys.executable, "-m", "stability_lab", "train", *words]
 
-    started = time.monotonic()
-    subprocess.run(command("whole"), cwd=tmp_path, check=True, stdout=subprocess.DEVNULL, timeout=120)
-    length = time.monotonic() - started
     whole, killed = tmp_path / "whole" / "runs" / "a", tmp_path / "killed" / "runs" / "a"
+    started = time.monotonic()
+    with subprocess.Popen(command("whole"), cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        wait_for_rows(whole, 0, process)
+        start_s = time.monotonic() - started
+        assert process.wait(240) == 0
+    training_s = time.monotonic() - started - start_s
 
     dice = random.Random(0)
-    steps = []
-    for _ in range(KILLS):
+    reached = []
+    for kill in range(KILLS):
+        before = size(killed)
         with subprocess.Popen(command("killed"), cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
-            # From its first moments, before anything is written, to well inside the training.
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(dice.uniform(0.1, 1.0) * min(5.0, length / 3))
+            # Every second kill falls somewhere in the start, the others in the training, however busy the machine is.
+            if kill % 2:
+                wait_for_rows(killed, before, process)
+                time.sleep(dice.uniform(0, training_s / 12))
+            else:
+                time.sleep(dice.uniform(0, start_s))
             process.kill()
         assert process.returncode == -signal.SIGKILL
-        steps.append(len(rows(killed)) if (killed / "metrics.jsonl").exists() else 0)
-    assert max(steps) > 100, steps
-    done = subprocess.run(command("killed"), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        reached.append(len(rows(killed)) if (killed / "metrics.jsonl").exists() else 0)
+    assert max(reached) > 50, reached
+    done = subprocess.run(command("killed"), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in (tmp_path / "killed" / "runs").iterdir()] == ["a"]
 
@@ -70,4 +91,4 @@ def test_twenty_kills_at_any_moment(tmp_path: Path, tiny_overrides: tuple[str, .
     # Every row that was ever written is still there.
     aside = [row["step"] for path in killed.glob("metrics.jsonl.after-*") for row in read_rows(path)]
     assert aside
-    print(f"steps reached at the kills: {steps}; {len(aside)} rows done twice")
+    print(f"rows at the kills: {reached}; {len(aside)} rows were done twice")
