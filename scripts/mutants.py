@@ -37,6 +37,9 @@ FINAL_SOFTCAP, SEAMS = "stability_lab/stabilizers/final_softcap.py", "stability_
 BLOCK, GPT, PROBE = "stability_lab/model/block.py", "stability_lab/model/gpt.py", "stability_lab/diagnostics/probe.py"
 ATTENTION, INIT = "stability_lab/model/attention.py", "stability_lab/model/init.py"
 STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
+CHECKPOINT, LOOP = "stability_lab/training/checkpoint.py", "stability_lab/training/loop.py"
+RESUME, LOCK, SIGNALS = "stability_lab/resume.py", "stability_lab/lock.py", "stability_lab/signals.py"
+JSONL = "stability_lab/tracking/jsonl.py"
 
 TEST_ZLOSS, TEST_QKNORM = "tests/stabilizers/test_zloss.py", "tests/stabilizers/test_qknorm.py"
 TEST_RMSNORM, TEST_LAYERNORM = "tests/stabilizers/test_rmsnorm.py", "tests/stabilizers/test_layernorm.py"
@@ -66,6 +69,9 @@ TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
 FIGURES, TEST_FIGURES = "stability_lab/analysis/figures", "tests/analysis/test_figures.py"
 JUDGE_LOG, VERDICT, EVENTS = (f"stability_lab/judge/{name}.py" for name in ("log", "verdict", "events"))
 TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/analysis/test_logs.py"
+TEST_CHECKPOINT, TEST_LOOP_STATE = "tests/training/test_checkpoint.py", "tests/training/test_loop_state.py"
+TEST_RESUME, TEST_LOCK, TEST_SIGNALS = "tests/test_resume.py", "tests/test_lock.py", "tests/test_signals.py"
+TEST_JSONL = "tests/tracking/test_jsonl.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
@@ -490,6 +496,60 @@ MUTANTS: tuple[Mutant, ...] = (
         "2 * counts[column] < most",
         "False",
         f"{TEST_LOGS}::test_a_loss_that_is_nearly_empty_is_passed_over",
+    ),
+    # Checkpoints: finite, whole, checked; and a state that leaves nothing out.
+    Mutant(
+        CHECKPOINT,
+        "if not all(bool(t.isfinite().all()) for t in model.values()):",
+        "if False:",
+        f"{TEST_CHECKPOINT}::test_last_never_holds_weights_that_are_not_finite",
+    ),
+    Mutant(
+        CHECKPOINT,
+        "if _sha256(path / name) != hashes.get(name):",
+        "if False:",
+        f"{TEST_CHECKPOINT}::test_a_damaged_checkpoint_is_named_and_the_one_before_it_used",
+    ),
+    Mutant(
+        CHECKPOINT,
+        'for path in (folder / f"{LAST}.new", folder / LAST, *_older(folder)):\n        if not path.is_dir()',
+        "for path in (folder / LAST, *_older(folder)):\n        if not path.is_dir()",
+        f"{TEST_CHECKPOINT}::test_a_process_may_die_at_any_moment",
+    ),
+    Mutant(
+        CHECKPOINT,
+        "AUTO_SHARE * (now - started)",
+        "(now - started)",
+        f"{TEST_CHECKPOINT}::test_auto_is_a_minute_and_longer_where_writing_takes_long",
+    ),
+    Mutant(
+        LOOP,
+        'torch.set_rng_state(tensors["random/cpu"])',
+        'tensors["random/cpu"].sum()',
+        f"{TEST_LOOP_STATE}::test_it_goes_on_bit_for_bit",
+    ),
+    Mutant(STEP, "target.copy_(tensors[name])", "pass", f"{TEST_LOOP_STATE}::test_it_goes_on_bit_for_bit"),
+    Mutant(RESUME, "if not _may_change(key):", "if False:", f"{TEST_RESUME}::test_another_configuration_is_refused"),
+    Mutant(
+        RESUME,
+        'if step and known.get("data")',
+        'if not step and known.get("data")',
+        f"{TEST_RESUME}::test_other_data_is_refused",
+    ),
+    Mutant(
+        JSONL, "number > step", "number >= step", f"{TEST_JSONL}::test_rows_after_a_step_are_set_aside_and_none_is_lost"
+    ),
+    Mutant(
+        LOCK,
+        "if _is_current(path, descriptor):",
+        "if True:",
+        f"{TEST_LOCK}::test_a_lock_whose_file_was_removed_in_the_meantime_is_not_held",
+    ),
+    Mutant(
+        SIGNALS,
+        "if not (first and self.can_wait):",
+        "if not self.can_wait:",
+        f"{TEST_SIGNALS}::test_twice_stops_at_once_and_leaves_the_checkpoint_before",
     ),
 )
 

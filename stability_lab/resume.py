@@ -94,13 +94,13 @@ def prepare(path: Path, composed: Composed) -> Start:
     known = found.state.plain if found.state is not None else {}
     # What the weights came from is what the checkpoint says, whatever was done to the file since.
     config = known.get("config")
-    saved, now = _flat(config if isinstance(config, dict) else read_config(path)), _flat(redact(composed.plain))
+    saved, now = _keys(config if isinstance(config, dict) else read_config(path)), _keys(redact(composed.plain))
     changed = {key: (saved.get(key, _NONE), now.get(key, _NONE)) for key in sorted(saved.keys() | now.keys())}
     changed = {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
     for key, (before, after) in changed.items():
         if not _may_change(key):
             raise ConfigError(
-                f"{key}={after}: the run in {path} has {before}, and a run that goes on keeps it; "
+                f"{key}={_shown(after)}: the run in {path} has {_shown(before)}, and a run that goes on keeps it; "
                 "leave it out, or start another run"
             )
     step, steps = known.get("step", 0), composed.config.trainer.max_steps
@@ -150,7 +150,7 @@ def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]
     if MAX_STEPS in start.changed:
         # It now computes what neither the first command nor a new one of this length would.
         entry["fingerprint_before"] = old.get("fingerprint")
-        old["fingerprint"] = first["fingerprint"]
+        old |= {"fingerprint": first["fingerprint"], "data": first["data"]}
     known = old.get("resumes")
     return {**old, "resumes": [*(known if isinstance(known, list) else []), entry]}
 
@@ -207,6 +207,17 @@ def _other_length(before: Any, config: TrainConfig, step: int) -> str:
 
 def _may_change(key: str) -> bool:
     return key in _MAY_CHANGE or key.partition(".")[0] in _MAY_CHANGE
+
+
+def _shown(value: Any) -> str:
+    """As one would write it on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """All keys with their values, and the stabilizers' names in front of their options."""
+    names = plain.get("stabilizer")
+    return _flat(plain) | {"stabilizer": f"[{','.join(sorted(names))}]" if isinstance(names, dict) else names}
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -93,11 +93,7 @@ def _execute(
     try:
         start = prepare(path, composed) if claim.resumes else Start()
         if claim.lock is None or (claim.resumes and is_complete(path, composed.config)):
-            how = (
-                "a larger trainer.max_steps goes on with a completed one"
-                if claim.resumes
-                else "if_exists=new runs it again"
-            )
+            how = "a larger trainer.max_steps goes on" if claim.resumes else "if_exists=new runs it again"
             _log.info("%s is already finished: skipped (%s)", path, how)
             return _known(path)
         with interruption() as stop:

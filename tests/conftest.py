@@ -1,10 +1,14 @@
 """Fixtures of all tests: nothing reaches the network or the user's cache, and runs are tiny but composed from
 the real configuration."""
 
+import contextlib
 import functools
+import io
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -68,6 +72,31 @@ def tiny_config() -> ComposeConfig:
 def tiny_overrides() -> tuple[str, ...]:
     """The same as words for a command line."""
     return TINY
+
+
+class Shown(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def run_command() -> Callable[..., Shown]:
+    """`run_command(*words)`: exit code and output of the command line, run in this process."""
+    from stability_lab import cli
+
+    def run(*words: str) -> Shown:
+        out, err = io.StringIO(), io.StringIO()
+        log = logging.getLogger("stability_lab")
+        before = log.handlers, log.level, log.propagate
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = cli.run(words)
+        finally:
+            log.handlers, log.level, log.propagate = before
+        return Shown(code, out.getvalue(), err.getvalue())
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,20 @@ def test_equals_the_runs_own_value(run: Path, batch_size: int) -> None:
     assert result["val/loss"] == pytest.approx(own_value(run), rel=1e-6)
 
 
+def test_the_best_weights(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's last validation is its best; with other weights in `best` the value is theirs."""
+    assert cli.run(["evaluate", str(copy), "--checkpoint", "best", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["val/loss"] == pytest.approx(own_value(copy), rel=1e-6)
+    shutil.rmtree(copy / "checkpoints" / "best")
+    assert f"{copy} has no weights in checkpoints/best" in refusal(capsys, str(copy), "--checkpoint", "best")
+
+
+def test_weights_that_were_to_become_last_when_the_process_died(copy: Path) -> None:
+    checkpoints = copy / "checkpoints"
+    (checkpoints / "last").rename(checkpoints / "last.new")
+    assert evaluate(copy, 8, "cpu")["val/loss"] == pytest.approx(own_value(copy), rel=1e-6)
+
+
 def test_leaves_the_run_as_it_is(run: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     evaluate(run, 8, "cpu")

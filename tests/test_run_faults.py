@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from stability_lab import cli, run
+from stability_lab import cli
+from stability_lab.training import checkpoint
 
 TINY = [
     *("train", "tracking=local", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.seq_len=8"),
@@ -19,13 +21,14 @@ def test_weights_that_cannot_be_saved_fail_the_run_and_keep_its_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> bool:
-        raise RuntimeError("No space left on device (os error 28)")
+        raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "save_weights", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
     assert cli.run(TINY) == 1
     shown = capsys.readouterr()
-    assert "failed: the weights could not be saved: No space left on device" in shown.out
+    (line,) = (line for line in shown.out.splitlines() if line.startswith("failed: "))
+    assert line.startswith("failed: the weights of step 3 could not be written: No space left on device")
     assert "Traceback" not in shown.out + shown.err
     (folder,) = (tmp_path / "outputs" / "runs").iterdir()
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -55,3 +58,33 @@ def test_the_last_of_two_values_names_the_run(tmp_path: Path, monkeypatch: pytes
     assert cli.run([*TINY, "trainer.max_steps=2"]) == 0
     (folder,) = (tmp_path / "outputs" / "runs").iterdir()
     assert "max_steps2" in folder.name
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.d_model=100000000",
+        "model.n_layers=1000000000",
+        "model.d_ff=100000000000",
+        "model.vocab_size=1000000000000",
+        "trainer.micro_batch_size=1000000000",
+        "trainer.grad_accum_steps=1000000000000",
+    ],
+)
+def test_what_no_machine_can_hold_is_refused_before_anything_is_made(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*TINY, override]) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    key = override.partition("=")[0] if "vocab_size" not in override else "model.d_model"
+    assert key in line
+    assert "GiB or more, and this device has" in line
+    assert shown.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interval_beyond_the_run_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*TINY, "trainer.log_every=1000000000000"]) == 0

@@ -309,5 +309,12 @@ def _as_checkpoint_error(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-        raise CheckpointError(f"{what} could not be written: {reason}") from error
+        raise CheckpointError(f"{what} could not be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words, which safetensors gives as a number."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    if number:
+        return os.strerror(int(number[1]))
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]

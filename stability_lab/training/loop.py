@@ -109,10 +109,16 @@ class Loop:
             if scheduled and not last and self.stopped_by is None and self._has_diverged():
                 self.stopped_by = "divergence"
                 validation = probe = True
+            is_best = False
             if scheduled and self.stopped_by != "nonfinite":
-                rows[-1] |= self._measured(validation, probe)
+                measured = self._measure(validation, probe)
+                is_best = self.history.add_measured(measured)
+                rows[-1] |= measured
             ends = last or self.stopped_by in ("nonfinite", "divergence")
             self._deliver(rows, scheduled, ends)
+            # Only now, when the rows are written: a full disk ends the run here.
+            if is_best and self.checkpoints is not None:
+                self.checkpoints.save_best(weights_of(self.model), self.history.n, self.history.best)
             if saves or self.stopped_by:
                 self._save()
             if self.stopped_by:
@@ -185,13 +191,6 @@ class Loop:
             saved = self.checkpoints.save(self.state(), lambda: self.injector.in_checkpoint(n))
         if not saved:
             _log.warning("no checkpoint at step %d: a weight is not finite, so the one before it stays", n)
-
-    def _measured(self, validation: bool, probe: bool) -> Row:
-        measured = self._measure(validation, probe)
-        is_best = self.history.add_measured(measured)
-        if is_best and self.checkpoints is not None:
-            self.checkpoints.save_best(weights_of(self.model), self.history.n, self.history.best)
-        return measured
 
     def _train(self, step: int) -> None:
         plan, inject = self.plan, self.injector
