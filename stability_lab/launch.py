@@ -32,6 +32,10 @@ def main(argv: Sequence[str]) -> int:
         _check_composition(command)
         return _run_hydra(command, [])
     composed = compose_jobs(command)
+    from stability_lab.data.memmap import cache_dir
+
+    # Else torch makes a folder in /tmp; what it has compiled is worth keeping for the next run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
     resumed = next((job for job in composed if job.config.resume is not None), None)
     if resumed is not None:
         composed = [_of_the_run(command, resumed)]
