@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
-from stability_lab.data.loader import TrainSampler, check_length, validation_windows
-from stability_lab.data.memmap import TokenData, load_tokens
+from stability_lab.data.load import load
+from stability_lab.data.loader import Sampler, build_sampler, check_length, validation_windows
+from stability_lab.data.memmap import TokenData
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
@@ -75,7 +76,7 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
 
 def load_data(config: TrainConfig) -> TokenData:
     tokenizer = instantiate(config.tokenizer, "tokenizer")
-    data = load_tokens(instantiate(config.data, "data"), tokenizer)
+    data = load(instantiate(config.data, "data"), tokenizer)
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:
@@ -132,7 +133,7 @@ class Run(NamedTuple):
     model: GPT
     step: TrainStep
     schedule: Schedule
-    sampler: TrainSampler
+    sampler: Sampler
     eval_windows: torch.Tensor  # (M, T+1)
     eval_bytes: int  # of text that their targets stand for
     probe_windows: torch.Tensor  # (P, T+1)
@@ -176,7 +177,7 @@ def build_run(config: TrainConfig) -> Run:
         model,
         step,
         Schedule.of(config.schedule, config.optimizer.lr, trainer.max_steps),
-        TrainSampler(data.train, seq_len, data_seed),
+        build_sampler(data, seq_len, data_seed, config.sampling),
         torch.from_numpy(eval_windows).to(device),
         data.bytes_of(eval_windows[:, 1:]),
         torch.from_numpy(probe_windows).to(device),

@@ -15,11 +15,13 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
+  python -m stability_lab data prepare [data=... tokenizer=...]      tokenise text once, with several processes
+  python -m stability_lab data inspect FILE|RUN                      what is in a token file, or in a run's data
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-COMMANDS = ("train", "plan", "evaluate", "score", "stabilizers")
+COMMANDS = ("train", "plan", "evaluate", "score", "data", "stabilizers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,11 +67,29 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
         from stability_lab.score import main as score
 
         return score(arguments)
+    if command == "data":
+        return _data(arguments)
     if command == "stabilizers":
         from stability_lab.listing import main as stabilizers
 
         return stabilizers(arguments)
     raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
+
+
+def _data(arguments: Sequence[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command == "prepare":
+        from stability_lab.prepare import main as prepare
+
+        return prepare(arguments[1:])
+    if command == "inspect":
+        from stability_lab.inspection import main as inspect
+
+        return inspect(arguments[1:])
+    if command in ("", "-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    raise ConfigError(f"data {command} is not a command: {did_you_mean(command, ('prepare', 'inspect'))}")
 
 
 def _console() -> None:

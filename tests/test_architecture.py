@@ -26,7 +26,7 @@ LAYERS: tuple[set[str], ...] = (
     {"diagnostics", "analysis"},
     {"training", "record"},
     {"build", "monitor"},
-    {"cost", "run", "evaluate", "listing", "score"},
+    {"cost", "run", "evaluate", "listing", "score", "prepare", "inspection"},
     {"plan"},
     {"launch"},
     {"cli"},

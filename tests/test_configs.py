@@ -19,6 +19,7 @@ OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for p
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
 CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
 # Small sections with one way to be: in the root file, not in a group.
+NEED_A_PATH = ("data/text", "data/tokens")
 IN_THE_ROOT = {"stability", "debug"}
 
 
@@ -47,6 +48,8 @@ class FewTokens:
     """Stands for a corpus where only its vocabulary matters."""
 
     vocab_size = 257
+    eos_id = 256
+    eos_first = False
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -55,8 +58,12 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
     text = tmp_path / "text.txt"
     # Enough different words to learn a vocabulary from.
     text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000)), encoding="utf-8")
+    ids = tmp_path / "ids.bin"
+    ids.write_bytes(bytes(range(100)) * 20)
     if option in ("data/sotu", "data/stdlib"):
         extra = ["model.seq_len=16"]
+    elif option == "data/tokens":
+        extra = ["model.seq_len=16", f"data.path={ids}", "data.dtype=uint8"]
     elif group in ("data", "tokenizer"):
         extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
     else:
@@ -74,7 +81,7 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
     group, name = option.split("/")
-    composed = compose_one(f"{group}={name}", *(["data.path=x"] if option == "data/text" else []))
+    composed = compose_one(f"{group}={name}", *(["data.path=x"] if option in NEED_A_PATH else []))
     if group in CLOSED_SETS:
         assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
         return

@@ -280,6 +280,16 @@ def _decode(ids: Ids, eos_id: int, to_bytes: Callable[[npt.NDArray[np.int64]], b
     return END_OF_DOCUMENT.join(text.decode(errors="replace") for text in texts)
 
 
+def fit_without_text(options: TokenizerOptions, saved: Path | None = None) -> Tokenizer:
+    """The tokenizer for ids whose text is not here; ConfigError where it would have to learn from text."""
+    if isinstance(options, Bpe) and (saved is None or _load(saved, options.vocab_size - 1) is None):
+        raise ConfigError(
+            "tokenizer=bpe learns from text, and this data has only ids; use the tokenizer that wrote them "
+            "(gpt2, bytes, json or hub)"
+        )
+    return options.fit([], saved or Path())
+
+
 def _write(path: Path, text: str) -> None:
     """Writes a file that other processes see whole or not at all."""
     temporary = path.with_name(f"building-{uuid.uuid4().hex}")

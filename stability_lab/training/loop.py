@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stability_lab.data.loader import TrainSampler
+from stability_lab.data.loader import Sampler
 from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
 from stability_lab.judge.events import find_events
 from stability_lab.judge.verdict import diverged_at
@@ -53,7 +53,7 @@ class Loop:
         model: GPT,
         step: TrainStep,
         schedule: Schedule,
-        sampler: TrainSampler,
+        sampler: Sampler,
         eval_windows: torch.Tensor,
         eval_bytes: int,
         probe_windows: torch.Tensor,
