@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -54,7 +53,6 @@ def main(argv: Sequence[str]) -> int:
             workers=workers,
             ngram_filter=args.ngram_filter,
             shard_tokens=args.shard_tokens or SHARD_TOKENS,
-            progress=sys.stderr.isatty(),
         )
     except BrokenProcessPool:
         print("failed: a worker was killed, probably for memory; the same command with fewer --workers goes on")

@@ -13,6 +13,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -88,7 +90,6 @@ def prepare(
     workers: int = 1,
     ngram_filter: bool = False,
     shard_tokens: int = SHARD_TOKENS,
-    progress: bool = True,
 ) -> dict[str, Any]:
     """The sidecar of the finished folder; at once where it is finished already.
 
@@ -106,7 +107,7 @@ def prepare(
     with _locked(folder):
         state = _resume(folder, key)
         try:
-            return _tokenise(source, tokenizer, folder, state, workers, ngram_filter, shard_tokens, progress)
+            return _tokenise(source, tokenizer, folder, state, workers, ngram_filter, shard_tokens)
         except BaseException:
             if not (folder / PROGRESS).exists():  # nothing to go on from
                 shutil.rmtree(folder, ignore_errors=True)
@@ -121,16 +122,14 @@ def _tokenise(
     workers: int,
     ngram_filter: bool,
     shard_tokens: int,
-    progress: bool,
 ) -> dict[str, Any]:
     fitted = _fit(source, tokenizer, folder)
-    writer = _Writer(folder, state, fitted.vocab_size, shard_tokens)
-    with _bar(progress, state) as bar:
+    with _Writer(folder, state, fitted.vocab_size, shard_tokens) as writer, _bar(state) as bar:
         for documents in _encode_all(_chunks(source, state.read), fitted, ngram_filter, workers):
             for document in documents:
                 writer.add(document)
             bar.update(sum(document.text_bytes for document in documents))
-    return writer.finish(source, fitted)
+        return writer.finish(source, fitted)
 
 
 def _key(source: TextSource, tokenizer: TokenizerOptions, ngram_filter: bool, shard_tokens: int) -> dict[str, Any]:
@@ -225,6 +224,16 @@ _tokenizer: Tokenizer | None = None  # of a worker process
 def _start_worker(tokenizer: Tokenizer) -> None:
     global _tokenizer
     _tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot end its workers, and they would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(chunk: list[tuple[str, Document]], ngram_filter: bool) -> list[Encoded]:
@@ -263,6 +272,13 @@ class _Writer:
         if state.counts is not None:
             self.counts = np.load(folder / state.counts, allow_pickle=False)
         self._begin()
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files.values():
+            file.close()
 
     def _begin(self) -> None:
         self.files = {split: self._path(split, "bin").with_suffix(".part").open("wb") for split in SPLITS}
@@ -366,8 +382,9 @@ class _Writer:
         return meta
 
 
-def _bar(shown: bool, state: _State) -> Any:
+def _bar(state: _State) -> Any:
+    """A progress bar where there is a terminal (disable=None)."""
     from tqdm import tqdm
 
     done = sum(split.text_bytes for split in state.splits.values())
-    return tqdm(unit="B", unit_scale=True, unit_divisor=1024, initial=done, disable=not shown, desc="tokenising")
+    return tqdm(unit="B", unit_scale=True, unit_divisor=1024, initial=done, disable=None, desc="tokenising")
