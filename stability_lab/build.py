@@ -11,7 +11,7 @@ import torch
 
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
 from stability_lab.data.load import load
-from stability_lab.data.loader import Sampler, build_sampler, check_length, validation_windows
+from stability_lab.data.loader import Sampler, build_sampler, check_length, validation_starts, validation_windows
 from stability_lab.data.memmap import TokenData
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
@@ -137,6 +137,7 @@ class Run(NamedTuple):
     eval_windows: torch.Tensor  # (M, T+1)
     eval_bytes: int  # of text that their targets stand for
     probe_windows: torch.Tensor  # (P, T+1)
+    optimal_loss: float | None  # on the evaluation windows, where the source of the data is known
 
 
 def build_run(config: TrainConfig) -> Run:
@@ -181,4 +182,5 @@ def build_run(config: TrainConfig) -> Run:
         torch.from_numpy(eval_windows).to(device),
         data.bytes_of(eval_windows[:, 1:]),
         torch.from_numpy(probe_windows).to(device),
+        data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), seq_len),
     )

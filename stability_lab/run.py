@@ -165,6 +165,8 @@ def _finish(
                 reason = f"the weights could not be saved: {str(error).splitlines()[0]}"
                 summary |= {"status": "failed", "exit_code": 1}
                 _log.error("failed: %s", reason)
+        if run.optimal_loss is not None:
+            summary["optimal_loss"] = run.optimal_loss
         # The judge has the last word: a finite divergence ends a run as a non-finite one does.
         if summary["status"] == "completed" and summary["verdict"] == "diverged":
             summary |= {"status": "diverged", "exit_code": EXIT_CODES["diverged"]}
@@ -274,8 +276,8 @@ def _facts(run: Run, digest: str, overrides: Sequence[str], notices: Sequence[st
             "train_tokens": run.data.train_tokens,
             "val_tokens": run.data.val_tokens,
             "unigram_entropy": run.data.unigram_entropy,
-            "first_batch": batch_fingerprint(run.sampler.batch(0, per_step)),
-            "last_batch": batch_fingerprint(run.sampler.batch((trainer.max_steps - 1) * per_step, per_step)),
+            "entropy_rate": run.data.entropy_rate,
+            **run.sampler.describe(per_step, trainer.max_steps),
             "validation": batch_fingerprint(run.eval_windows.cpu().numpy()),
             "probe": batch_fingerprint(run.probe_windows.cpu().numpy()),
         },
@@ -313,6 +315,7 @@ def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None)
         "train": _loss(final, "train")
         + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
         "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
+        **_optimum(summary),
         "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
         "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
         "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
@@ -321,6 +324,15 @@ def _last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None)
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Only where the source of the data is known."""
+    optimum, loss = summary.get("optimal_loss"), summary["final"].get("val/loss")
+    if optimum is None:
+        return {}
+    distance = "not measured" if loss is None else f"{loss - optimum:.4f} above it"
+    return {"best possible": f"loss {optimum:.4f} on these validation tokens; this run is {distance}"}
 
 
 def _spikes(scores: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
     text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000)), encoding="utf-8")
     ids = tmp_path / "ids.bin"
     ids.write_bytes(bytes(range(100)) * 20)
-    if option in ("data/sotu", "data/stdlib"):
+    if option in ("data/sotu", "data/stdlib") or option.startswith("data/synthetic"):
         extra = ["model.seq_len=16"]
     elif option == "data/tokens":
         extra = ["model.seq_len=16", f"data.path={ids}", "data.dtype=uint8"]

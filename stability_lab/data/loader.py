@@ -23,6 +23,10 @@ class Sampler(Protocol):
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
         ...
 
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        """For the manifest: fingerprints of what the run reads, and how it goes on after an interruption."""
+        ...
+
 
 class TrainSampler:
     """Training samples in random order without replacement, epoch after epoch.
@@ -58,6 +62,9 @@ class TrainSampler:
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1); it may cross the end of an epoch."""
         return self._windows[self.starts(first, n)].astype(np.int64)
 
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        return _ends(self, per_step, max_steps)
+
     def _permutation(self, epoch: int) -> Ids:
         if epoch not in self._permutations:
             key = np.array([self._seed, epoch], dtype=np.uint64)
@@ -89,6 +96,15 @@ class RandomWindows:
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
         return self._windows[self.starts(first, n)].astype(np.int64)
 
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        return _ends(self, per_step, max_steps)
+
+
+def _ends(sampler: Sampler, per_step: int, max_steps: int) -> dict[str, str]:
+    last = (max_steps - 1) * per_step
+    batches = {"first_batch": sampler.batch(0, per_step), "last_batch": sampler.batch(last, per_step)}
+    return {name: batch_fingerprint(batch) for name, batch in batches.items()}
+
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -109,17 +125,20 @@ def build_sampler(
 
 
 def validation_windows(tokens: Tokens, seq_len: int, n_windows: int) -> Ids:
-    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1).
+    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1), at `validation_starts`."""
+    return windows_of(tokens, seq_len + 1)[validation_starts(len(tokens), seq_len, n_windows)].astype(np.int64)
 
-    The first starts at 0 and, from two windows on, the last ends at the end. m is n_windows, or fewer where
-    the tokens do not hold that many without scoring a target twice.
+
+def validation_starts(n_tokens: int, seq_len: int, n_windows: int) -> Ids:
+    """Position of each validation window's first id, shape (m,).
+
+    The first is 0 and, from two windows on, the last window ends at the end. m is n_windows, or fewer where the
+    tokens do not hold that many without scoring a target twice.
     """
-    assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+    assert n_tokens > seq_len > 0, f"{n_tokens} tokens: too few for seq_len {seq_len}"
     assert n_windows > 0
-    windows = windows_of(tokens, seq_len + 1)
-    m = min(n_windows, (len(tokens) - 1) // seq_len)
-    starts = np.arange(m) * (len(windows) - 1) // max(m - 1, 1)
-    return windows[starts].astype(np.int64)
+    m = min(n_windows, (n_tokens - 1) // seq_len)
+    return np.arange(m) * (n_tokens - seq_len - 1) // max(m - 1, 1)
 
 
 def check_length(data: TokenData, seq_len: int) -> None:

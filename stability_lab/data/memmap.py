@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.data.corpus import Corpus, Documents, split_documents
-from stability_lab.data.shards import Ids, Tokens
+from stability_lab.data.shards import Ids, Tokens, windows_of
 from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions
 
 FORMAT = 1
@@ -57,7 +57,8 @@ class TokenData:
 
     `eos_id` marks where a document ends, or where it begins if `eos_first`; None where nothing does.
     `unigram_entropy` is in nats a token over the training split: the loss of knowing frequencies only.
-    `optimal_loss` is the entropy of a source that is known, in nats a token: no model can do better.
+    `entropy_rate` is that of a source that is known, in nats a token: in the long run no model does better.
+    `val_surprisal`, shape (tokens,), is what each id of `val` costs a model that knows the source.
     `fingerprint` identifies corpus text, split and encoding; `corpus` is the corpus's own description.
     `token_bytes`, shape (vocab_size,), is how many bytes of text each id stands for (end of document: 0); empty
     where the ids have no known text. `val_bytes` is their sum over the validation split where it was counted.
@@ -75,9 +76,16 @@ class TokenData:
     token_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     val_bytes: int = 0
     eos_first: bool = False
-    optimal_loss: float | None = None
+    entropy_rate: float | None = None
+    val_surprisal: npt.NDArray[np.float64] | None = None
     tokenizer: Tokenizer | None = None
     stream: TokenStream | None = None
+
+    def optimal_loss(self, starts: Ids, seq_len: int) -> float | None:
+        """What a model that knows the source scores on the validation windows at `starts`; None where nobody knows."""
+        if self.val_surprisal is None:
+            return None
+        return float(windows_of(self.val_surprisal, seq_len)[starts + 1].mean())
 
     @property
     def train_tokens(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,7 @@ class Windows:
         return windows
 
 
-def windows_of(tokens: Tokens, length: int) -> npt.NDArray[np.integer] | Windows:
+def windows_of(tokens: npt.NDArray[Any] | Shards, length: int) -> npt.NDArray[Any] | Windows:
     """All len(tokens) - length + 1 windows, to be indexed by an array of first positions: no copy of the tokens."""
     if isinstance(tokens, Shards):
         return Windows(tokens, length)
