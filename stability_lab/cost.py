@@ -18,7 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from stability_lab.build import build_model, build_run, build_stabilizers, device_of, fill_seams, load_data
+from stability_lab.build import (
+    build_model,
+    build_run,
+    build_stabilizers,
+    device_of,
+    document_mark,
+    fill_seams,
+    load_data,
+)
 from stability_lab.compose import Composed
 from stability_lab.config import TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
@@ -62,7 +70,7 @@ def facts(job: Composed) -> dict[str, Any]:
     def built(chosen: list[Stabilizer]) -> GPT:
         seams = fill_seams(chosen)
         with torch.device("meta"):
-            return build_model(config, data.vocab_size, seams)
+            return build_model(config, data.vocab_size, seams, document_mark(config, data))
 
     model, trainer = built(stabilizers), config.trainer
     counts, baseline = parameter_counts(model), parameter_counts(built([]))["total"]
