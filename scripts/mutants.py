@@ -142,10 +142,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         ATTENTION,
         "            logits = score_mod(logits)  # before the mask: a capped -inf would let the future in\n"
-        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
-        "            logits = score_mod(logits.masked_fill(future, -math.inf))\n"
-        "            future = torch.zeros_like(future)\n"
-        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
+        "        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)",
+        "            logits = score_mod(logits.masked_fill(hidden, -math.inf))\n"
+        "            hidden = torch.zeros_like(hidden)\n"
+        "        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)",
         f"{TEST_SOFTCAP}::test_the_future_stays_invisible_where_every_logit_is_very_negative",
     ),
     Mutant(

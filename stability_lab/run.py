@@ -231,6 +231,7 @@ def _plan(config: TrainConfig) -> Plan:
         t.eval_every,
         config.diagnostics.probe_every,
         config.stability.stop_on_divergence,
+        config.sampling.mask_repeats,
     )
 
 
@@ -271,6 +272,7 @@ def _facts(run: Run, digest: str, overrides: Sequence[str], notices: Sequence[st
         "parameters": parameter_counts(run.model),
         "data": {
             **run.data.corpus,
+            "sampling": vars(run.config.sampling),
             "fingerprint": run.data.fingerprint,
             "vocab_size": run.data.vocab_size,
             "train_tokens": run.data.train_tokens,
