@@ -11,8 +11,9 @@ import torch
 
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
 from stability_lab.data.load import load
-from stability_lab.data.loader import Sampler, build_sampler, check_length, validation_starts, validation_windows
+from stability_lab.data.loader import Sampler, check_length, validation_starts, validation_windows
 from stability_lab.data.memmap import TokenData
+from stability_lab.data.stream import build_sampler
 from stability_lab.model.documents import DocumentMark
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT

@@ -12,6 +12,7 @@ import numpy as np
 
 from stability_lab.config import ConfigError, Parser, from_plain
 from stability_lab.data.formats import CHUNK, DTYPES, Region, looks_like_wider_ids, recognise
+from stability_lab.data.hf_tokenizer import JsonTokenizer
 from stability_lab.data.prepared import VOCABULARY, is_prepared, read_sidecar, regions
 from stability_lab.data.shards import Shards, Tokens
 from stability_lab.data.statistics import Statistics, statistics
@@ -40,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("path", type=Path, metavar="FILE|RUN", help="a token file, a prepared folder or a run's folder")
     parser.add_argument("--dtype", choices=DTYPES, help="type of the ids of a raw file (default uint16)")
     parser.add_argument(
-        "--tokenizer", metavar="NAME", help="decode with bytes or gpt2 (known for prepared data and runs)"
+        "--tokenizer",
+        metavar="NAME",
+        help="decode with bytes, gpt2 or a tokenizer.json (known for prepared data and runs)",
     )
     parser.add_argument("--split", choices=("train", "val"), default="train", help="of prepared data and runs")
     parser.add_argument("--step", type=int, metavar="K", help="of a run: the sequences of optimizer step K instead")
@@ -101,7 +104,8 @@ def _run(folder: Path, split: str) -> Subject:
 
 def _batch(folder: Path, step: int) -> dict[str, Any]:
     from stability_lab.build import load_data
-    from stability_lab.data.loader import batch_fingerprint, build_sampler
+    from stability_lab.data.loader import RandomWindows, TrainSampler, batch_fingerprint
+    from stability_lab.data.stream import build_sampler
 
     config = _config(folder)
     trainer = config.trainer
@@ -112,6 +116,7 @@ def _batch(folder: Path, step: int) -> dict[str, Any]:
         raise ConfigError(f"{folder}: its training data is a stream, of which no single step can be read again")
     seed = config.seed if config.data_seed is None else config.data_seed
     sampler = build_sampler(data, config.model.seq_len, seed, config.sampling)
+    assert isinstance(sampler, TrainSampler | RandomWindows)
     n = trainer.micro_batch_size * trainer.grad_accum_steps
     batch, starts = sampler.batch((step - 1) * n, n), sampler.starts((step - 1) * n, n)
     return {
@@ -188,8 +193,10 @@ def _plain(tokens: Tokens) -> np.ndarray:
 def _decoder(name: str | None) -> Tokenizer | None:
     if name is None:
         return None
+    if Path(name).is_file():
+        return fit_without_text(JsonTokenizer(name))
     if name not in ("bytes", "gpt2"):
-        raise ConfigError(f"--tokenizer={name}: must be bytes or gpt2")
+        raise ConfigError(f"--tokenizer={name}: must be bytes, gpt2 or a tokenizer.json")
     return ByteTokenizer() if name == "bytes" else Gpt2()
 
 

@@ -93,6 +93,9 @@ def _train(
     try:
         reset_peak(device_of(config))
         run = build_run(config)
+        for notice in run.data.notices:
+            _log.info("notice: %s", notice)
+        notices += run.data.notices
         facts = _facts(run, digest, overrides, notices)
         tracker = _tracker(run, composed, path)
         files.write_json("manifest.json", manifest(argv, {"run": path.name, **facts, "tracker_id": tracker.id}))
@@ -275,7 +278,7 @@ def _facts(run: Run, digest: str, overrides: Sequence[str], notices: Sequence[st
             "sampling": vars(run.config.sampling),
             "fingerprint": run.data.fingerprint,
             "vocab_size": run.data.vocab_size,
-            "train_tokens": run.data.train_tokens,
+            "train_tokens": None if run.data.stream else run.data.train_tokens,
             "val_tokens": run.data.val_tokens,
             "unigram_entropy": run.data.unigram_entropy,
             "entropy_rate": run.data.entropy_rate,
@@ -297,7 +300,7 @@ def _opening(run: Run) -> str:
         f"{config.model.name}: {counts['total']:,} parameters, {counts['non_embedding']:,} without embeddings; "
         f"{run.device}{threads}, {config.trainer.precision}; attention {run.model.backend.name} "
         f"({run.model.backend.reason}); seams {seams or 'all empty'}; "
-        f"{run.data.train_tokens:,} training tokens, {tokens:,} a step"
+        f"{'streamed' if run.data.stream else format(run.data.train_tokens, ',')} training tokens, {tokens:,} a step"
     )
 
 

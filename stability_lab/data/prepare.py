@@ -136,7 +136,6 @@ def _key(source: TextSource, tokenizer: TokenizerOptions, ngram_filter: bool, sh
     return {
         "format": FORMAT,
         "source": {"name": source.name, "identity": source.identity()},
-        "val_every": source.val_every,
         "tokenizer": tokenizer.id,
         "ngram_filter": ngram_filter,
         "shard_tokens": shard_tokens,
@@ -184,7 +183,7 @@ def _fit(source: TextSource, tokenizer: TokenizerOptions, folder: Path) -> Token
     if isinstance(tokenizer, Bpe) and not (folder / VOCABULARY).exists():
         size = 0
         for i, document in enumerate(source.iterate()):
-            if i % source.val_every:
+            if not source.holds_out(i):
                 documents.append(document)
                 size += len(document[1])
                 if size >= LEARN_FROM_BYTES:
@@ -197,7 +196,7 @@ def _chunks(source: TextSource, skip: int) -> Iterator[list[tuple[str, Document]
     chunk: list[tuple[str, Document]] = []
     size = 0
     for number, document in enumerate(source.iterate(skip), start=skip):
-        chunk.append(("train" if number % source.val_every else "val", document))
+        chunk.append(("val" if source.holds_out(number) else "train", document))
         size += len(document[1])
         if size >= CHUNK_BYTES or len(chunk) == CHUNK_DOCUMENTS:
             yield chunk

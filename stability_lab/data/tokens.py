@@ -83,12 +83,14 @@ class TokenFiles:
     def _data(self, found: list[Found], held_out: list[Found], fitted: Tokenizer, vocab_size: int) -> TokenData:
         facts = scan([one.region for one in found], vocab_size)
         train = as_tokens([one.region.map() for one in found])
+        notices: tuple[str, ...] = ()
         if held_out:
             val_facts = scan([one.region for one in held_out], vocab_size)
             val, val_hash = as_tokens([one.region.map() for one in held_out]), val_facts.sha256
         else:
             cut = len(train) - max(1, round(len(train) * self.val_fraction))
             train, val, val_hash = train[:cut], train[cut:], f"last {self.val_fraction:g}"
+            notices = (f"validation is the last {self.val_fraction:.0%} of the ids; data.val_path names other files",)
         known_text = vocab_size == fitted.vocab_size
         eos_id = self.eos_id if self.eos_id is not None else fitted.eos_id if known_text else None
         if eos_id is not None and eos_id >= vocab_size:
@@ -104,6 +106,7 @@ class TokenFiles:
             fingerprint=f"{facts.sha256}-{val_hash}",
             token_bytes=fitted.token_bytes() if known_text else np.zeros(0, dtype=np.int64),
             tokenizer=fitted if known_text else None,
+            notices=notices,
         )
 
     def _description(self, found: Sequence[Found], facts: Scan) -> dict[str, str | int]:

@@ -96,9 +96,8 @@ class Breaks:
     after: int
     name: ClassVar[str] = "text"
 
-    @property
-    def val_every(self) -> int:
-        return self.source.val_every
+    def holds_out(self, number: int) -> bool:
+        return self.source.holds_out(number)
 
     def identity(self) -> object:
         return self.source.identity()

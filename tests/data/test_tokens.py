@@ -11,8 +11,9 @@ from test_formats import IDS, WRITERS, llmc, nanogpt
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data import scan as scan_module
-from stability_lab.data.loader import batch_fingerprint, build_sampler
+from stability_lab.data.loader import batch_fingerprint
 from stability_lab.data.memmap import TokenData
+from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2
 from stability_lab.data.tokens import TokenFiles
 
