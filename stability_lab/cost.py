@@ -165,9 +165,13 @@ def measure(config: TrainConfig) -> Timing:
     build_s = time.perf_counter() - started
     micro, accumulated = trainer.micro_batch_size, trainer.grad_accum_steps
 
+    read = 0  # samples so far: a stream gives each of them once
+
     def steps(accumulate: int) -> Callable[[], None]:
         def step() -> None:
-            batch = torch.from_numpy(run.sampler.batch(0, micro * accumulate))
+            nonlocal read
+            batch = torch.from_numpy(run.sampler.batch(read, micro * accumulate))
+            read += micro * accumulate
             run.step.grad_accum_steps = accumulate
             run.step(batch.to(device), run.schedule.lr(1)).tolist()
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from stability_lab.config import ConfigError
 from stability_lab.data.memmap import TokenData, cache_dir, entropy, ids_dtype
-from stability_lab.data.network import hub_error, use_hub
+from stability_lab.data.network import hub_error, is_cached, use_hub
 from stability_lab.data.shards import Ids
 from stability_lab.data.text import Document
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
@@ -103,6 +103,9 @@ def open_dataset(source: Hub, streaming: bool) -> Any:
     """A `datasets.Dataset`, or an `IterableDataset`, of the text column; ConfigError for what the library raises."""
     files = source.files() if source.data_files else None
     online = files is not None or use_hub()
+    key, instead = f"data.name={source.name}", "data=text, data=sotu or data=synthetic"
+    if not online and not is_cached("datasets", source.name):
+        raise hub_error(key, None, online, instead)  # at once: importing the library takes seconds
     import datasets
     import datasets.config
 
@@ -119,7 +122,7 @@ def open_dataset(source: Hub, streaming: bool) -> Any:
             streaming=streaming,
         )
     except Exception as error:
-        raise hub_error(f"data.name={source.name}", error, online, "data=text, data=sotu or data=synthetic") from error
+        raise hub_error(key, error, online, instead) from error
     columns = dataset.column_names
     if columns is not None and source.field not in columns:
         raise ConfigError(f"data.field={source.field}: {source.name} has the columns {', '.join(columns)}")

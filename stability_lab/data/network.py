@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import urllib.request
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from stability_lab.config import ConfigError
@@ -52,19 +53,41 @@ def reachable(url: str) -> bool:
     return bool(answered)
 
 
-def hub_error(key: str, error: BaseException, online: bool, instead: str) -> ConfigError:
+def hub_error(key: str, error: BaseException | None, online: bool, instead: str) -> ConfigError:
     """One sentence for whatever a library of the hub raised; an access token in it is blotted out."""
+    if error is None or not online or _is_about_the_network(error):
+        return ConfigError(
+            f"{key}: the hub cannot be reached, and its cache has not got it; connect, copy a filled cache here and "
+            f"set HF_HOME, or use {instead}"
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name):
             reason = reason.replace(os.environ[name], "***")
-    if online:
-        return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
-    return ConfigError(
-        f"{key}: the hub cannot be reached, and its cache has not got it; connect, copy a filled cache here and set "
-        f"HF_HOME, or use {instead}"
-    )
+    return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
+
+
+def is_cached(kind: str, name: str) -> bool:
+    """Whether the hub's cache has anything of a dataset (`kind` datasets) or model (models) of that name."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    tables = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    return (hub / f"{kind}--{name.replace('/', '--')}").is_dir() or (tables / name.replace("/", "___")).is_dir()
+
+
+def _is_about_the_network(error: BaseException) -> bool:
+    """Libraries wrap it several times over, and one of them keeps only its name, in the text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        names = {cls.__name__ for cls in type(seen).__mro__}
+        if names & _NETWORK_ERRORS or any(name in str(seen) for name in _NETWORK_ERRORS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+_NETWORK_ERRORS = {"ConnectionError", "ConnectError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "TimeoutError"}
 
 
 def _is_set(name: str) -> bool:

@@ -24,18 +24,35 @@ class Run(NamedTuple):
     repeats: int
 
 
-def repetitive(tokens_NT: npt.NDArray[np.integer], longest: int = LONGEST, repeats: int = REPEATS) -> npt.NDArray:
+def repetitive(
+    tokens_NT: npt.NDArray[np.integer], longest: int = LONGEST, repeats: int = REPEATS
+) -> npt.NDArray[np.bool_]:
     """Which rows hold a repetition, shape (N,) of bool; rows shorter than one hold none."""
     found_N = np.zeros(len(tokens_NT), dtype=bool)
     for period in range(1, longest + 1):
         need = (repeats - 1) * period  # places that equal the one a period before
         if tokens_NT.shape[1] < need + period:
             break
-        same_NT = tokens_NT[:, period:] == tokens_NT[:, :-period]
-        counted_NT = np.zeros((len(same_NT), same_NT.shape[1] + 1), dtype=np.int32)
-        np.cumsum(same_NT, axis=1, out=counted_NT[:, 1:])
-        found_N |= (counted_NT[:, need:] - counted_NT[:, :-need] == need).any(1)
+        rows = np.flatnonzero(_may_repeat(tokens_NT, period, need))
+        if len(rows):
+            found_N[rows] |= _repeats(tokens_NT[rows], period, need)
     return found_N
+
+
+def _may_repeat(tokens_NT: npt.NDArray[np.integer], period: int, need: int) -> npt.NDArray[np.bool_]:
+    """Rows that look so at every few places, shape (N,): of `need` places in a row, four are multiples of need // 4."""
+    step = need // 4
+    if step == 0:
+        return np.ones(len(tokens_NT), dtype=bool)
+    same = tokens_NT[:, period::step] == tokens_NT[:, :-period:step]
+    return (same[:, :-3] & same[:, 1:-2] & same[:, 2:-1] & same[:, 3:]).any(1)
+
+
+def _repeats(tokens_NT: npt.NDArray[np.integer], period: int, need: int) -> npt.NDArray[np.bool_]:
+    same_NT = tokens_NT[:, period:] == tokens_NT[:, :-period]
+    counted_NT = np.zeros((len(same_NT), same_NT.shape[1] + 1), dtype=np.int32)
+    np.cumsum(same_NT, axis=1, out=counted_NT[:, 1:])
+    return (counted_NT[:, need:] - counted_NT[:, :-need] == need).any(1)
 
 
 def repeated_runs(tokens_T: npt.NDArray[np.integer], longest: int = LONGEST, repeats: int = REPEATS) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -38,15 +39,6 @@ class Shards:
             return np.empty(0, self.dtype)
         return pieces[0] if len(pieces) == 1 else Shards(pieces)
 
-    def read(self, start: int, out: Ids) -> None:
-        """Fill `out` with the ids from `start` on, across the parts' ends."""
-        part = int(np.searchsorted(self.ends, start, side="right"))
-        place, filled = start - (int(self.ends[part]) - len(self.parts[part])), 0
-        while filled < len(out):
-            piece = self.parts[part][place : place + len(out) - filled]
-            out[filled : filled + len(piece)] = piece
-            filled, part, place = filled + len(piece), part + 1, 0
-
 
 Tokens: TypeAlias = npt.NDArray[np.integer] | Shards
 
@@ -55,16 +47,26 @@ class Windows:
     """Windows of `length` consecutive ids of a `Shards`, indexed by their first positions as numpy's view is."""
 
     def __init__(self, tokens: Shards, length: int) -> None:
-        self.tokens, self.length = tokens, length
+        self.parts, self.length = tokens.parts, length
+        self._ends = tokens.ends.tolist()
 
     def __len__(self) -> int:
-        return len(self.tokens) - self.length + 1
+        return self._ends[-1] - self.length + 1
 
     def __getitem__(self, starts: Ids) -> Ids:
         """(n,) -> (n, length)"""
         windows = np.empty((len(starts), self.length), dtype=np.int64)
         for start, window in zip(starts.tolist(), windows, strict=True):
-            self.tokens.read(start, window)
+            part = bisect_right(self._ends, start)
+            place = start - self._ends[part]  # from the part's end, and so negative
+            filled = 0
+            while filled < self.length:
+                ids = self.parts[part]
+                begin = len(ids) + place
+                piece = ids[begin : begin + self.length - filled]
+                window[filled : filled + len(piece)] = piece
+                filled, part = filled + len(piece), part + 1
+                place = -len(self.parts[part]) if filled < self.length else 0
         return windows
 
 

@@ -271,6 +271,31 @@ def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert "401 for ***" in str(error)
 
 
+def test_errors_of_the_network_are_told_from_others() -> None:
+    class LocalEntryNotFoundError(Exception):
+        pass
+
+    def sentence(error: Exception, online: bool = True) -> str:
+        return str(network.hub_error("data.name=a/b", error, online, "data=text"))
+
+    wrapped = RuntimeError("no such dataset")
+    wrapped.__cause__ = LocalEntryNotFoundError()
+    assert "cannot be reached" in sentence(wrapped)
+    assert "no such dataset" in sentence(RuntimeError("no such dataset"))
+    assert "cannot be reached" in sentence(RuntimeError("no such dataset"), online=False)
+
+
+def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert not network.is_cached("datasets", "a/b")
+    (tmp_path / "hub" / "datasets--a--b").mkdir(parents=True)
+    (tmp_path / "datasets" / "c___d").mkdir(parents=True)
+    assert network.is_cached("datasets", "a/b")
+    assert network.is_cached("datasets", "c/d")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"HF_ENDPOINT": "http://10.255.255.1:81"}, {"HF_HUB_OFFLINE": "1"}])
 @pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
