@@ -93,6 +93,15 @@ def test_the_optimum_of_windows_is_the_mean_surprisal_of_their_targets(source: A
     assert data.optimal_loss(starts, 16) == pytest.approx(np.mean(targets))
 
 
+@pytest.mark.parametrize(
+    ("source", "length"), [(Copy(length=4, **SMALL), 10), (Induction(keys=6, values=9, pairs=3, **SMALL), 13)]
+)
+def test_documents_carry_exactly_the_entropy_rate(source: Copy | Induction, length: int) -> None:
+    surprisal = load(source).val_surprisal
+    assert surprisal is not None
+    assert surprisal[: 20 * length].mean() == pytest.approx(source.entropy_rate(), rel=1e-12)
+
+
 def test_data_is_a_function_of_its_options() -> None:
     source = Markov(vocab_size=8, **SMALL)
     assert load(source) is load(Markov(vocab_size=8, **SMALL))

@@ -36,6 +36,18 @@ def test_masked_sequences_are_those_that_repeat(trained, some_repetitive) -> Non
     assert 0 < sum(counts) < 20
 
 
+def test_the_loss_is_that_of_the_other_sequences(trained, tiny_run, some_repetitive) -> None:
+    words = (*LONG, *some_repetitive, "trainer.micro_batch_size=16", "trainer.max_steps=1")
+    result, fresh = trained(*words), tiny_run(*words)
+    batch = fresh.sampler.batch(0, 16)
+    kept = torch.from_numpy(batch[~repetitive(batch)])
+    assert 0 < len(kept) < 16
+    with torch.no_grad():
+        logits = fresh.model(kept[:, :-1]).logits_BTV
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), kept[:, 1:].flatten())
+    assert result.steps[0]["train/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_accumulation_changes_nothing(trained, some_repetitive) -> None:
     """Micro-batches hold different numbers of valid tokens; the loss is over those of the whole step."""
     one = trained(*LONG, *some_repetitive, "trainer.micro_batch_size=8")
