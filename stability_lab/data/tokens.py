@@ -100,7 +100,7 @@ class TokenFiles:
             val=val,
             vocab_size=vocab_size,
             eos_id=eos_id,
-            eos_first=eos_id is not None and int(np.asarray(train[:1])[0]) == eos_id,
+            eos_first=eos_id is not None and int(found[0].region.map()[0]) == eos_id,
             unigram_entropy=facts.unigram_entropy,
             corpus=self._description(found, facts),
             fingerprint=f"{facts.sha256}-{val_hash}",

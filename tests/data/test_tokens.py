@@ -11,7 +11,7 @@ from test_formats import IDS, WRITERS, llmc, nanogpt
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data import scan as scan_module
-from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.loader import batch_fingerprint, check_length
 from stability_lab.data.memmap import TokenData
 from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2
@@ -110,6 +110,13 @@ def _ids(folder: Path, ids: np.ndarray, dtype: str = "uint16") -> Path:
 def test_bad_input(make: Callable[[Path], Path], options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load(make(tmp_path), **options)
+
+
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_data_shorter_than_the_context(n: int, tmp_path: Path) -> None:
+    data = load(_ids(tmp_path, IDS[:n]))
+    with pytest.raises(ConfigError, match=r"model\.seq_len=64: the (training|validation) split has only \d+ tokens"):
+        check_length(data, 64)
 
 
 def test_the_place_of_a_bad_id(tmp_path: Path) -> None:
