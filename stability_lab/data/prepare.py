@@ -135,7 +135,7 @@ def _tokenise(
 def _key(source: TextSource, tokenizer: TokenizerOptions, ngram_filter: bool, shard_tokens: int) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "source": {"name": source.name, "identity": source.identity()},
+        "source": {"name": source.about()["name"], "identity": source.identity()},
         "tokenizer": tokenizer.id,
         "ngram_filter": ngram_filter,
         "shard_tokens": shard_tokens,
@@ -283,7 +283,7 @@ class _Writer:
         self.files = {split: self._path(split, "bin").with_suffix(".part").open("wb") for split in SPLITS}
         self.hashes = {split: hashlib.sha256() for split in SPLITS}
         self.starts: dict[str, list[int]] = {split: [] for split in SPLITS}
-        self.written = dict.fromkeys(SPLITS, 0)
+        self.written: dict[str, int] = dict.fromkeys(SPLITS, 0)
 
     def _path(self, split: str, suffix: str) -> Path:
         return self.folder / f"{split}-{len(self.state.splits[split].shards):05d}.{suffix}"
@@ -350,8 +350,8 @@ class _Writer:
                 (self.folder / PROGRESS).unlink()
                 side = "training" if split == "train" else "validation"
                 raise ConfigError(
-                    f"data={source.name}: nothing is left for the {side} split ({state.read} documents read, "
-                    f"{state.dropped} dropped by the filter); give more text"
+                    f"data={source.about()['name']}: nothing is left for the {side} split of {state.read} documents, "
+                    f"{state.dropped} of which the filter dropped; give more text"
                 )
         shards = [shard["sha256"] for split in SPLITS for shard in state.splits[split].shards]
         meta = {

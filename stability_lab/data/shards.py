@@ -25,6 +25,10 @@ class Shards:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """All ids in memory: for those of few shards, and for slices."""
+        return np.concatenate(self.parts).astype(dtype or self.dtype, copy=False)
+
     def __getitem__(self, key: slice) -> npt.NDArray[np.integer] | Shards:
         """Consecutive ids: a view where they lie in one part, else again a `Shards`."""
         start, stop, step = key.indices(len(self))

@@ -172,7 +172,7 @@ def stationary(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     n = len(p)
     equations = np.vstack([p.T - np.eye(n), np.ones(n)])
     solution, *_ = np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)
-    return solution
+    return solution.astype(np.float64)
 
 
 @functools.lru_cache(maxsize=2)  # a command composes, checks and builds, each time from the same few options

@@ -164,7 +164,7 @@ def test_validation_is_the_first_documents(source: Hub) -> None:
     data = stream_tokens(source, Gpt2())
     texts = [row for row in ROWS[:VAL] if row.strip()]
     assert data.tokenizer is not None
-    assert data.tokenizer.decode(data.val) == "".join(f"{text}<|endoftext|>" for text in texts)
+    assert data.tokenizer.decode(np.asarray(data.val)) == "".join(f"{text}<|endoftext|>" for text in texts)
     assert data.bytes_of(data.val) == data.val_bytes == sum(len(text.encode()) for text in texts)
     assert data.train_tokens == 0
     assert stream_tokens(source, Gpt2()) is data
@@ -178,8 +178,8 @@ def test_prepared_is_the_same_text(source: Hub) -> None:
     assert [text.decode() for _, text in prepared.iterate(100)] == TEXTS[100:]
     data = load(prepared, ByteTokenizer())
     assert data.tokenizer is not None
-    assert data.tokenizer.decode(data.val) == "".join(f"{text}<|endoftext|>" for text in TEXTS[:VAL])
-    assert data.train[-1] == 256
+    assert data.tokenizer.decode(np.asarray(data.val)) == "".join(f"{text}<|endoftext|>" for text in TEXTS[:VAL])
+    assert np.asarray(data.train)[-1] == 256
     assert load(prepared, ByteTokenizer()).fingerprint == data.fingerprint
 
 
@@ -216,13 +216,14 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_what_is_wrong_is_named(parquet: str, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
-    for options, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"data_files": "none*.parquet"}, r"data\.data_files=none\*\.parquet: no file matches"),
         ({"data_files": parquet, "field": "body"}, r"data\.field=body: parquet has the columns id, text"),
         ({"data_files": parquet, "field": "id"}, r"data\.field=id: parquet has no text there but int"),
         ({"data_files": parquet, "split": "test"}, r"data\.name=parquet: "),
         ({"data_files": str(tmp_path / "bad.parquet")}, r"data\.name=parquet: "),
-    ):
+    ]
+    for options, message in cases:
         with pytest.raises(ConfigError, match=message):
             stream_tokens(Hub(name="parquet", **options), ByteTokenizer())
     source = Hub(name="parquet", data_files=parquet, val_documents=300)

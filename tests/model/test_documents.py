@@ -123,7 +123,7 @@ def test_statistics_are_of_what_is_seen(cap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 3, 300, 8, generator=generator, dtype=torch.float64) for _ in range(2))
     numbers = torch.stack([(torch.arange(300) > 120).long(), torch.zeros(300, dtype=torch.int64)])
-    stats = logit_stats(q, k, 0.5, score_mod=cap and SoftCap(cap), documents_BT=numbers)
+    stats = logit_stats(q, k, 0.5, score_mod=None if cap is None else SoftCap(cap), documents_BT=numbers)
     logits = 0.5 * q @ k.transpose(-1, -2)
     seen = (torch.ones(300, 300).tril() > 0) & (numbers[:, :, None] == numbers[:, None])
     scores = logits if cap is None else cap * torch.tanh(logits / cap)
