@@ -36,6 +36,19 @@ REORDERED_NORM, EMBED_SCALE = "stability_lab/stabilizers/reordered_norm.py", "st
 FINAL_SOFTCAP, SEAMS = "stability_lab/stabilizers/final_softcap.py", "stability_lab/seams.py"
 BLOCK, GPT, PROBE = "stability_lab/model/block.py", "stability_lab/model/gpt.py", "stability_lab/diagnostics/probe.py"
 ATTENTION, INIT = "stability_lab/model/attention.py", "stability_lab/model/init.py"
+FORMATS, SHARDS, SCAN = "stability_lab/data/formats.py", "stability_lab/data/shards.py", "stability_lab/data/scan.py"
+REPEATS, LOADER, STREAM = (
+    "stability_lab/data/repeats.py",
+    "stability_lab/data/loader.py",
+    "stability_lab/data/stream.py",
+)
+PREPARE, SYNTHETIC, HUB = (
+    "stability_lab/data/prepare.py",
+    "stability_lab/data/synthetic.py",
+    "stability_lab/data/hub.py",
+)
+DOCUMENTS, HF_TOKENIZER = "stability_lab/model/documents.py", "stability_lab/data/hf_tokenizer.py"
+LOOP, TEXT = "stability_lab/training/loop.py", "stability_lab/data/text.py"
 STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
 CHECKPOINT, LOOP = "stability_lab/training/checkpoint.py", "stability_lab/training/loop.py"
 RESUME, LOCK, SIGNALS = "stability_lab/resume.py", "stability_lab/lock.py", "stability_lab/signals.py"
@@ -51,6 +64,11 @@ TEST_REORDERED_NORM = "tests/stabilizers/test_reordered_norm.py"
 TEST_EMBED_SCALE, TEST_PADDED_VOCAB = "tests/stabilizers/test_embed_scale.py", "tests/model/test_padded_vocab.py"
 TEST_BACKENDS, TEST_PROBE = "tests/model/test_backends.py", "tests/diagnostics/test_probe.py"
 TEST_ATTENTION, TEST_INIT = "tests/model/test_attention.py", "tests/model/test_init.py"
+TEST_FORMATS, TEST_SHARDS, TEST_TOKENS = (f"tests/data/test_{name}.py" for name in ("formats", "shards", "tokens"))
+TEST_REPEATS, TEST_LOADER, TEST_HUB = (f"tests/data/test_{name}.py" for name in ("repeats", "loader", "hub"))
+TEST_PREPARE, TEST_SYNTHETIC = "tests/data/test_prepare.py", "tests/data/test_synthetic.py"
+TEST_DOCUMENTS, TEST_MASKS = "tests/model/test_documents.py", "tests/training/test_masks.py"
+TEST_HF_TOKENIZER, TEST_TEXT = "tests/data/test_hf_tokenizer.py", "tests/data/test_text.py"
 TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizer.py"
 COMPARISON, STATISTICS = "stability_lab/analysis/comparison.py", "stability_lab/analysis/statistics.py"
 COMPARABILITY, GROUPING = "stability_lab/analysis/comparability.py", "stability_lab/analysis/grouping.py"
@@ -165,10 +183,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         ATTENTION,
         "            logits = score_mod(logits)  # before the mask: a capped -inf would let the future in\n"
-        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
-        "            logits = score_mod(logits.masked_fill(future, -math.inf))\n"
-        "            future = torch.zeros_like(future)\n"
-        "        weights = logits.masked_fill(future, -math.inf).softmax(-1)",
+        "        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)",
+        "            logits = score_mod(logits.masked_fill(hidden, -math.inf))\n"
+        "            hidden = torch.zeros_like(hidden)\n"
+        "        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)",
         f"{TEST_SOFTCAP}::test_the_future_stays_invisible_where_every_logit_is_very_negative",
     ),
     Mutant(
@@ -320,9 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(STATISTICS, "_critical(n - 1)", "_critical(n)", TEST_STATISTICS),
     Mutant(STATISTICS, "math.sqrt(n / 2)", "math.sqrt(n)", TEST_STATISTICS),
     Mutant(COMPARABILITY, "init_a[name] != init_b[name]", "False", TEST_COMPARE),
-    Mutant(
-        COMPARABILITY, "check.unpairs and check.same is not True", "check.unpairs and check.same is False", TEST_COMPARE
-    ),
+    Mutant(COMPARABILITY, 'check.same is None and check.name != "last batch"', "False", TEST_COMPARE),
     Mutant(GROUPING, "all(len(values) == 1 for values in within.values())", "False", TEST_GROUPING),
     Mutant(GROUPING, "(run.ended, str(run.manifest.get", "(str(run.manifest.get", TEST_GROUPING),
     Mutant(
@@ -551,6 +567,82 @@ MUTANTS: tuple[Mutant, ...] = (
         "if not self.can_wait:",
         f"{TEST_SIGNALS}::test_twice_stops_at_once_and_leaves_the_checkpoint_before",
     ),
+    # Data: headers and positions of token files, the check of every id, shards that read as one.
+    Mutant(
+        FORMATS,
+        "LLMC_HEADER_BYTES = 256 * 4",
+        "LLMC_HEADER_BYTES = 256",
+        f"{TEST_FORMATS}::test_damaged_files_are_named",
+    ),
+    Mutant(
+        FORMATS,
+        "starts[documents[documents < n_sequences]]",
+        "starts[documents[documents < n_sequences] - 1]",
+        f"{TEST_FORMATS}::test_megatron_has_documents_and_both_names",
+    ),
+    Mutant(SCAN, "ids.max() < vocab_size", "ids.max() <= vocab_size", f"{TEST_TOKENS}::test_the_place_of_a_bad_id"),
+    Mutant(SCAN, "{position + at:,}", "{at:,}", f"{TEST_TOKENS}::test_the_place_of_a_bad_id"),
+    Mutant(
+        SHARDS,
+        "place = -len(self.parts[part]) if",
+        "place = -1 if",
+        f"{TEST_SHARDS}::test_shards_read_as_one_array",
+    ),
+    # The order of samples, repeats, documents.
+    Mutant(
+        LOADER,
+        "% np.uint64(len(self._windows))",
+        "% np.uint64(len(self._windows) - 1)",
+        f"{TEST_LOADER}::test_random_windows_start_anywhere_and_equally_often",
+    ),
+    Mutant(
+        REPEATS,
+        "need = (repeats - 1) * period",
+        "need = repeats * period",
+        f"{TEST_REPEATS}::test_exactly_32_repeats_count",
+    ),
+    Mutant(REPEATS, "step = need // 4", "step = need // 3", f"{TEST_REPEATS}::test_agrees_with_the_obvious_way"),
+    Mutant(LOOP, "if masked.any():", "if masked.all():", f"{TEST_MASKS}::test_the_loss_is_that_of_the_other_sequences"),
+    Mutant(DOCUMENTS, "if not mark.begins:", "if mark.begins:", f"{TEST_DOCUMENTS}::test_numbers_of_documents"),
+    Mutant(
+        ATTENTION,
+        "documents_BT[:, start : start + c]",
+        "documents_BT[:, :c]",
+        f"{TEST_DOCUMENTS}::test_a_document_gives_what_it_gives_alone",
+    ),
+    # Preparation: what a resumed call knows, and that a filter drops. Streams: what a checkpoint holds.
+    Mutant(
+        PREPARE,
+        "_chunks(source, state.read)",
+        "_chunks(source, state.read + 1)",
+        f"{TEST_PREPARE}::test_ids_are_those_that_training_makes",
+    ),
+    Mutant(
+        PREPARE,
+        "self.counts = np.load(folder / state.counts, allow_pickle=False)",
+        "pass",
+        f"{TEST_PREPARE}::test_an_interrupted_call_goes_on",
+    ),
+    Mutant(
+        HUB,
+        '"left": self._left.tolist(),',
+        '"left": [],',
+        f"{TEST_HUB}::test_a_saved_state_goes_on_exactly",
+    ),
+    Mutant(STREAM, 'self._read(state["taken"])', "pass", f"{TEST_HUB}::test_what_is_read_ahead_is_not_lost"),
+    Mutant(
+        SYNTHETIC,
+        "nats[1 : 2 * m : 2] = np.log(self.keys - np.arange(m))",
+        "nats[1 : 2 * m : 2] = np.log(self.keys)",
+        f"{TEST_SYNTHETIC}::test_documents_carry_exactly_the_entropy_rate",
+    ),
+    Mutant(
+        HF_TOKENIZER,
+        "        self.__dict__.update(state)\n        self._backend.encode_special_tokens = True",
+        "        self.__dict__.update(state)",
+        f"{TEST_HF_TOKENIZER}::test_workers_get_an_equal_one",
+    ),
+    Mutant(TEXT, 'file.read(2) == b"\\x1f\\x8b"', "False", f"{TEST_TEXT}::test_rows_are_documents"),
 )
 
 

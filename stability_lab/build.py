@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
-from stability_lab.data.loader import TrainSampler, check_length, validation_windows
-from stability_lab.data.memmap import TokenData, load_tokens
+from stability_lab.data.load import load
+from stability_lab.data.loader import Sampler, check_length, validation_starts, validation_windows
+from stability_lab.data.memmap import TokenData
+from stability_lab.data.stream import build_sampler
 from stability_lab.diagnostics.memory import physical_bytes
+from stability_lab.model.documents import DocumentMark
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
@@ -79,7 +82,7 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
 
 def load_data(config: TrainConfig) -> TokenData:
     tokenizer = instantiate(config.tokenizer, "tokenizer")
-    data = load_tokens(instantiate(config.data, "data"), tokenizer)
+    data = load(instantiate(config.data, "data"), tokenizer)
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:
@@ -101,12 +104,23 @@ def device_of(config: TrainConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams) -> GPT:
+def document_mark(config: TrainConfig, data: TokenData) -> DocumentMark | None:
+    """What separates documents, where attention is not to look across them; ConfigError where nothing does."""
+    if not config.sampling.mask_documents:
+        return None
+    if data.eos_id is None:
+        raise ConfigError(
+            "sampling.mask_documents=true: nothing is known to separate the documents of this data; set data.eos_id"
+        )
+    return DocumentMark(data.eos_id, data.eos_first)
+
+
+def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams, mark: DocumentMark | None = None) -> GPT:
     """The model on torch's default device, its weights not yet drawn."""
     vocab_size = config.model.vocab_size or data_vocab_size
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     try:
-        return GPT(model, seams, device_of(config).type, config.trainer.precision)
+        return GPT(model, seams, device_of(config).type, config.trainer.precision, mark)
     except SeamConflict as error:
         raise ConfigError(f"stabilizer=[{','.join(sorted(config.stabilizer))}]: {error}") from error
 
@@ -127,7 +141,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
         _check_size(config, config.model.vocab_size or data.vocab_size)
     with torch.device("meta"):
         try:
-            build_model(config, data.vocab_size, seams)
+            build_model(config, data.vocab_size, seams, document_mark(config, data))
         except RuntimeError as error:
             shape = f"model.d_model={config.model.d_model}, model.d_ff={config.model.d_ff}"
             raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
@@ -175,10 +189,11 @@ class Run(NamedTuple):
     model: GPT
     step: TrainStep
     schedule: Schedule
-    sampler: TrainSampler
+    sampler: Sampler
     eval_windows: torch.Tensor  # (M, T+1)
     eval_bytes: int  # of text that their targets stand for
     probe_windows: torch.Tensor  # (P, T+1)
+    optimal_loss: float | None  # on the evaluation windows, where the source of the data is known
 
 
 def share_threads(workers: int) -> None:
@@ -198,10 +213,10 @@ def build_run(config: TrainConfig) -> Run:
     trainer, seq_len = config.trainer, config.model.seq_len
     init_seed = config.seed if config.init_seed is None else config.init_seed
     data_seed = config.seed if config.data_seed is None else config.data_seed
-    model = build_model(config, data.vocab_size, seams)
+    model = build_model(config, data.vocab_size, seams, document_mark(config, data))
     initialise(model, init_seed)
     model.to(device)
-    if model.backend.name == "flex":
+    if model.backend.name == "flex" and model.mark is None:
         causal_mask(seq_len, device)
     terms = [term.to(device) if isinstance(term, torch.nn.Module) else term for term in seams.loss_terms.values()]
     step = TrainStep(
@@ -225,8 +240,9 @@ def build_run(config: TrainConfig) -> Run:
         model,
         step,
         Schedule.of(config.schedule, config.optimizer.lr, trainer.max_steps),
-        TrainSampler(data.train, seq_len, data_seed),
+        build_sampler(data, seq_len, data_seed, config.sampling),
         torch.from_numpy(eval_windows).to(device),
         data.bytes_of(eval_windows[:, 1:]),
         torch.from_numpy(probe_windows).to(device),
+        data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), seq_len),
     )

@@ -20,6 +20,8 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab runs [DIR] [--status S]                    all runs that are found
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
   python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
+  python -m stability_lab data prepare [data=... tokenizer=...]      tokenise text once, with several processes
+  python -m stability_lab data inspect FILE|RUN                      what is in a token file, or in a run's data
   python -m stability_lab stabilizers                                what there is to choose from
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
@@ -32,6 +34,7 @@ COMMANDS = {
     "compare": "compare",
     "runs": "runs",
     "score": "score",
+    "data": "data_commands",
     "sync": "sync",
     "stabilizers": "listing",
 }

@@ -113,6 +113,13 @@ class ScheduleConfig:
 
 
 @dataclass
+class SamplingConfig:
+    name: str = _key(one_of=("permutation", "random_window"))
+    mask_documents: bool = _key()  # attention does not look across the end of a document
+    mask_repeats: bool = _key()  # no loss on sequences with a repeated n-gram, as OLMo 2 (arXiv:2501.00656)
+
+
+@dataclass
 class TrainerConfig:
     max_steps: int = _key(ge=1, le=10**9)
     micro_batch_size: int = _key(ge=1)
@@ -171,6 +178,7 @@ class TrainConfig:
     stabilizer: dict[str, Any] = _key()
     data: dict[str, Any] = _key()
     tokenizer: dict[str, Any] = _key()
+    sampling: SamplingConfig = _key()
     optimizer: OptimizerConfig = _key()
     schedule: ScheduleConfig = _key()
     trainer: TrainerConfig = _key()

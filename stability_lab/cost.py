@@ -18,7 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from stability_lab.build import build_model, build_run, build_stabilizers, device_of, fill_seams, load_data
+from stability_lab.build import (
+    build_model,
+    build_run,
+    build_stabilizers,
+    device_of,
+    document_mark,
+    fill_seams,
+    load_data,
+)
 from stability_lab.compose import Composed
 from stability_lab.config import TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
@@ -62,7 +70,7 @@ def facts(job: Composed) -> dict[str, Any]:
     def built(chosen: list[Stabilizer]) -> GPT:
         seams = fill_seams(chosen)
         with torch.device("meta"):
-            return build_model(config, data.vocab_size, seams)
+            return build_model(config, data.vocab_size, seams, document_mark(config, data))
 
     model, trainer = built(stabilizers), config.trainer
     counts, baseline = parameter_counts(model), parameter_counts(built([]))["total"]
@@ -81,8 +89,8 @@ def facts(job: Composed) -> dict[str, Any]:
         "flops_per_token": flops_per_token(model),
         "tokens": samples * config.model.seq_len,
         "steps": trainer.max_steps,
-        "train_tokens": data.train_tokens,
-        "epochs": samples / ((data.train_tokens - 1) // config.model.seq_len),
+        "train_tokens": None if data.stream else data.train_tokens,
+        "epochs": None if data.stream else samples / ((data.train_tokens - 1) // config.model.seq_len),
         "recipe": config.recipe,
         "notices": list(job.notices),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -159,9 +167,13 @@ def measure(config: TrainConfig) -> Timing:
     build_s = time.perf_counter() - started
     micro, accumulated = trainer.micro_batch_size, trainer.grad_accum_steps
 
+    read = 0  # samples so far: a stream gives each of them once
+
     def steps(accumulate: int) -> Callable[[], None]:
         def step() -> None:
-            batch = torch.from_numpy(run.sampler.batch(0, micro * accumulate))
+            nonlocal read
+            batch = torch.from_numpy(run.sampler.batch(read, micro * accumulate))
+            read += micro * accumulate
             run.step.grad_accum_steps = accumulate
             run.step(batch.to(device), run.schedule.lr(1)).tolist()
 

@@ -18,6 +18,7 @@ def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) 
         "train": _loss(final, "train")
         + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
         "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
+        **_optimum(summary),
         "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
         "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
         "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
@@ -26,6 +27,15 @@ def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) 
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Only where the source of the data is known."""
+    optimum, loss = summary.get("optimal_loss"), summary["final"].get("val/loss")
+    if optimum is None:
+        return {}
+    distance = "not measured" if loss is None else f"{loss - optimum:.4f} above it"
+    return {"best possible": f"loss {optimum:.4f} on these validation tokens; this run is {distance}"}
 
 
 def _spikes(scores: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
 
     import torch
 
-    from stability_lab.build import build_model, build_stabilizers, device_of, fill_seams, load_data
+    from stability_lab.build import build_model, build_stabilizers, device_of, document_mark, fill_seams, load_data
     from stability_lab.data.loader import validation_windows
     from stability_lab.diagnostics.probe import validate
     from stability_lab.resume import read_config
@@ -57,7 +57,8 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     config.trainer.device = device
     target = device_of(config)
     data = load_data(config)
-    model = build_model(config, data.vocab_size, fill_seams(build_stabilizers(config))).to(target)
+    seams = fill_seams(build_stabilizers(config))
+    model = build_model(config, data.vocab_size, seams, document_mark(config, data)).to(target)
     try:
         load_weights(model, weights, target)
     except ValueError as error:

@@ -37,13 +37,14 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
         "parameters": parameter_counts(run.model),
         "data": {
             **run.data.corpus,
+            "sampling": vars(run.config.sampling),
             "fingerprint": run.data.fingerprint,
             "vocab_size": run.data.vocab_size,
-            "train_tokens": run.data.train_tokens,
+            "train_tokens": None if run.data.stream else run.data.train_tokens,
             "val_tokens": run.data.val_tokens,
             "unigram_entropy": run.data.unigram_entropy,
-            "first_batch": batch_fingerprint(run.sampler.batch(0, per_step)),
-            "last_batch": batch_fingerprint(run.sampler.batch((trainer.max_steps - 1) * per_step, per_step)),
+            "entropy_rate": run.data.entropy_rate,
+            **run.sampler.describe(per_step, trainer.max_steps),
             "validation": batch_fingerprint(run.eval_windows.cpu().numpy()),
             "probe": batch_fingerprint(run.probe_windows.cpu().numpy()),
         },
@@ -61,5 +62,5 @@ def opening(run: Run) -> str:
         f"{config.model.name}: {counts['total']:,} parameters, {counts['non_embedding']:,} without embeddings; "
         f"{run.device}{threads}, {config.trainer.precision}; attention {run.model.backend.name} "
         f"({run.model.backend.reason}); seams {seams or 'all empty'}; "
-        f"{run.data.train_tokens:,} training tokens, {tokens:,} a step"
+        f"{'streamed' if run.data.stream else format(run.data.train_tokens, ',')} training tokens, {tokens:,} a step"
     )

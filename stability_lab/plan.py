@@ -179,7 +179,7 @@ def _text(job: Mapping[str, Any]) -> str:
     )
     lines |= {
         "tokens": f"{job['tokens']:,} in {job['steps']:,} steps, {job['flops_per_token'] * job['tokens']:.3g} FLOPs; "
-        f"{job['epochs']:.3g} epochs of {job['train_tokens']:,}",
+        + ("streamed" if job["epochs"] is None else f"{job['epochs']:.3g} epochs of {job['train_tokens']:,}"),
         "FLOPs a token": f"{job['flops_per_token']:,} forward and backward "
         f"(6 * matrix weights with the head + 12 * layers * d_model * seq_len)",
         "step": f"{timing['step_s']:.4g} s ({steps}), {job['tokens_per_s']:,.0f} tokens/s",

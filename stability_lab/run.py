@@ -174,6 +174,9 @@ class Job:
         config, files, start = self.composed.config, self.files, self.start
         reset_peak(device_of(config))
         self.run = run = build_run(config)
+        for notice in run.data.notices:
+            _log.info("notice: %s", notice, extra={"in_sweep": True})
+        notices += run.data.notices
         first = manifest(self.argv, {"run": files.path.name, **facts(run, self.composed, self.overrides, notices)})
         checkpoints = self._checkpoints(run, first["fingerprint"]) if config.trainer.save_weights else None
         faults = parse(config.debug.inject, config.trainer.max_steps)
@@ -270,6 +273,8 @@ class Job:
         for note in judged.get("notes", ()):
             _log.info("note: %s", note)
         counts = dict(Counter(event["event"] for event in events))
+        if run.optimal_loss is not None:
+            judged["optimal_loss"] = run.optimal_loss
         return judged | {"events": counts, "perf/peak_memory_bytes": peak_bytes(run.device)}
 
 
@@ -318,6 +323,7 @@ def _plan(config: TrainConfig) -> Plan:
         t.eval_every,
         config.diagnostics.probe_every,
         config.stability.stop_on_divergence,
+        config.sampling.mask_repeats,
     )
 
 

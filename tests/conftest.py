@@ -44,7 +44,7 @@ def _compose(*overrides: str) -> TrainConfig:
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart_from_the_user() -> Iterator[None]:
-    """An own token cache, no W&B account and no network."""
+    """Caches of their own, no W&B account and no network."""
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="stability-lab-tests-") as cache,
@@ -53,6 +53,7 @@ def _apart_from_the_user() -> Iterator[None]:
             patch.delenv(name)
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("STABILITY_LAB_CACHE", cache)
+        patch.setenv("HF_HOME", os.path.join(cache, "huggingface"))
         yield
 
 

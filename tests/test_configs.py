@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from stability_lab import build
 from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
+from stability_lab.data import hf_tokenizer
 
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
 CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
 # Small sections with one way to be: in the root file, not in a group.
+REQUIRED = {"data/text": ["data.path=x"], "data/tokens": ["data.path=x"], "data/hub": ["data.name=a/b"]}
+REQUIRED |= {"tokenizer/json": ["tokenizer.path=x"], "tokenizer/hub": ["tokenizer.name=x"]}
+PRESETS = {"data/wikitext103", "data/tinystories", "data/fineweb_edu", "data/c4"}
 IN_THE_ROOT = {"stability", "debug"}
 
 
@@ -43,10 +50,18 @@ def compose_one(*arguments: str) -> Composed:
     return composed
 
 
+def some_tokenizer() -> str:
+    tokenizer = Tokenizer(BPE({token: i for i, token in enumerate([*ByteLevel.alphabet(), "</s>"])}, []))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer.to_str()
+
+
 class FewTokens:
     """Stands for a corpus where only its vocabulary matters."""
 
     vocab_size = 257
+    eos_id = 256
+    eos_first = False
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -55,8 +70,23 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
     text = tmp_path / "text.txt"
     # Enough different words to learn a vocabulary from.
     text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000)), encoding="utf-8")
-    if option in ("data/sotu", "data/stdlib"):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "one document after the other"}\n' * 3, encoding="utf-8")
+    vocabulary = tmp_path / "tokenizer.json"
+    vocabulary.write_text(some_tokenizer(), encoding="utf-8")
+    ids = tmp_path / "ids.bin"
+    ids.write_bytes(bytes(range(100)) * 20)
+    if option in ("data/sotu", "data/stdlib") or option.startswith("data/synthetic"):
         extra = ["model.seq_len=16"]
+    elif (read(config_dir() / f"{option}.yaml")).get("_target_", "").endswith(".Hub"):
+        extra = ["model.seq_len=16", "data.name=json", f"data.data_files={rows}", "data.config=null"]
+        extra += ["data.revision=null", "data.val_documents=1", "data.streaming=true"]
+    elif option in ("tokenizer/json", "tokenizer/hub"):
+        monkeypatch.setattr(hf_tokenizer, "_fetch", lambda name, revision: some_tokenizer())
+        extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
+        extra += ["tokenizer.name=x"] if name == "hub" else [f"tokenizer.path={vocabulary}"]
+    elif option == "data/tokens":
+        extra = ["model.seq_len=16", f"data.path={ids}", "data.dtype=uint8"]
     elif group in ("data", "tokenizer"):
         extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
     else:
@@ -74,7 +104,7 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
     group, name = option.split("/")
-    composed = compose_one(f"{group}={name}", *(["data.path=x"] if option == "data/text" else []))
+    composed = compose_one(f"{group}={name}", *REQUIRED.get(option, []))
     if group in CLOSED_SETS:
         assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
         return
@@ -85,8 +115,8 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
         cls = getattr(importlib.import_module(module), class_name)
         assert set(node) - {"_target_"} == set(typed_fields(cls)), option
         built = build.instantiate(node, group)
-        if group == "recipe":
-            continue  # its values are the published model's
+        if group == "recipe" or option in PRESETS:
+            continue  # its values are the published model's, or the dataset's
         # The value stands in the YAML; the class repeats it for those who use it without Hydra.
         for field in dataclasses.fields(cls):
             if field.default is not dataclasses.MISSING and (group, field.name) != ("tracking", "mode"):

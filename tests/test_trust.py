@@ -1,4 +1,4 @@
-"""What training may need of its surroundings: nothing but a folder to write to. Each run here is a process of its own."""
+"""What training needs of its surroundings: a folder to write to. Each run here is a process of its own."""
 
 from __future__ import annotations
 

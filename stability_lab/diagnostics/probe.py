@@ -31,7 +31,8 @@ def validate(model: GPT, windows: Tensor, batch_size: int, n_bytes: int) -> dict
     """Loss over `windows` (M, T+1), whose targets stand for `n_bytes` bytes of text; no auxiliary term is in it.
 
     `val/loss` in nats per token, `val/ppl` its exponential, and `val/bits_per_byte`, which is comparable across
-    tokenizers. Sums are kept in fp64, so nothing depends on `batch_size` beyond rounding in the model.
+    tokenizers and left out where the text is not known (0 bytes). Sums are kept in fp64, so nothing depends on
+    `batch_size` beyond rounding in the model.
     """
     total = torch.zeros((), dtype=torch.float64, device=windows.device)
     one = torch.ones((), device=windows.device)
@@ -41,7 +42,8 @@ def validate(model: GPT, windows: Tensor, batch_size: int, n_bytes: int) -> dict
             total += language_model_loss(logits.flatten(0, 1), batch[:, 1:].flatten(), one).ce.double()
     nats = total.item()
     loss = nats / windows[:, 1:].numel()
-    return {"val/loss": loss, "val/ppl": perplexity(loss), "val/bits_per_byte": nats / math.log(2) / n_bytes}
+    measured = {"val/loss": loss, "val/ppl": perplexity(loss)}
+    return measured | ({"val/bits_per_byte": nats / math.log(2) / n_bytes} if n_bytes else {})
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stability_lab.config import ConfigError, ModelConfig
+from stability_lab.model.documents import Documents, same_document
 from stability_lab.model.flex import flex_attention, on_scores
 from stability_lab.model.rope import rotate
 from stability_lab.numerics import fp32
@@ -41,6 +42,7 @@ def choose_backend(
     precision: str = "fp32",
     dropout: float = 0.0,
     head_dim: int = 64,
+    documents: bool = False,
 ) -> Backend:
     """The back-end of every layer and why; both go to the log and the manifest.
 
@@ -77,6 +79,8 @@ def choose_backend(
         )
     if requested != "auto":
         return Backend(requested, f"model.attention={requested}")
+    if documents and not for_logits and device_type == "cuda" and not unfit:
+        return Backend("flex", "sampling.mask_documents: it skips what lies in other documents")
     if not for_logits:
         return Backend("sdpa", "no stabilizer acts on single attention logits")
     if device_type == "cuda" and unfit:
@@ -117,7 +121,11 @@ class Attention(nn.Module):
         self.restore = None if seams.score_restore is None else seams.score_restore(shape)
 
     def forward(
-        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None, stats: list[AttentionStats] | None = None
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        stats: list[AttentionStats] | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`stats`, where given, receives this layer's exact statistics (a probe; costs O(T^2) in fp32)."""
         B, T, _ = x_BTD.shape
@@ -131,18 +139,23 @@ class Attention(nn.Module):
         bound = logit_bound(q.detach(), k.detach(), self.scale * (self.restore or 1.0))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if stats is not None:
-            stats.append(logit_stats(q, k, self.scale, self.restore, self.score_mod))
-        y_BHTK = self._attend(q, k, v)
+            numbers = None if documents is None else documents.number_BT
+            stats.append(logit_stats(q, k, self.scale, self.restore, self.score_mod, numbers))
+        y_BHTK = self._attend(q, k, v, documents)
         return self.wo(y_BHTK.transpose(1, 2).reshape(B, T, -1)), bound
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         grouped = self.n_kv_heads != self.n_heads
+        mask: Any = None if documents is None else documents.mask
         if self.backend == "sdpa":
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
+            )
         if self.backend == "flex":
-            return flex_attention(q, k, v, self.on_scores, grouped)
-        return explicit_attention(q, k, v, self.scale, dropout, self.restore, self.score_mod)
+            return flex_attention(q, k, v, self.on_scores, grouped, mask)
+        numbers = None if documents is None else documents.number_BT
+        return explicit_attention(q, k, v, self.scale, dropout, self.restore, self.score_mod, numbers)
 
     def extra_repr(self) -> str:
         return f"backend={self.backend}"
@@ -164,9 +177,11 @@ def explicit_attention(
     dropout: float = 0.0,
     restore: float | None = None,
     score_mod: ScoreMod | None = None,
+    documents_BT: Tensor | None = None,
 ) -> Tensor:
     """softmax(mask(score_mod(scale * q k^T))) v with logits and softmax in fp32; dtype of `v`.
 
+    The mask hides the future and, where `documents_BT` numbers them, other documents.
     With `restore` the products are formed in fp16 and multiplied by it in fp32. Blocks of queries are recomputed in
     the backward pass, so memory is O(QUERY_BLOCK * S) and not O(T * S).
     """
@@ -175,7 +190,7 @@ def explicit_attention(
     blocks = []
     for start, stop in _query_blocks(T):
         block = (q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], v_BHSK[:, :, :stop])
-        args = (*block, scale, start, dropout, restore, score_mod)
+        args = (*block, scale, start, dropout, restore, score_mod, documents_BT)
         if T > QUERY_BLOCK and torch.is_grad_enabled():
             blocks.append(checkpoint(_attend_block, *args, use_reentrant=False))
         else:
@@ -192,27 +207,39 @@ def _attend_block(
     dropout: float,
     restore: float | None,
     score_mod: ScoreMod | None,
+    documents_BT: Tensor | None,
 ) -> Tensor:
     with torch.autocast(q_BHCK.device.type, enabled=False):
-        logits, future = _block_logits(q_BHCK, k_BHSK, scale, start, restore)
+        logits, hidden = _block_logits(q_BHCK, k_BHSK, scale, start, restore, documents_BT)
         if score_mod is not None:
             logits = score_mod(logits)  # before the mask: a capped -inf would let the future in
-        weights = logits.masked_fill(future, -math.inf).softmax(-1)
+        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)
         weights = F.dropout(weights, dropout) if dropout else weights
         return (weights @ fp32(v_BHSK)).to(v_BHSK.dtype)
 
 
 def _block_logits(
-    q_BHCK: Tensor, k_BHSK: Tensor, scale: float, start: int, restore: float | None
+    q_BHCK: Tensor,
+    k_BHSK: Tensor,
+    scale: float,
+    start: int,
+    restore: float | None,
+    documents_BT: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled logits (B, H, C, S) in fp32 of the queries from `start` on, and the mask of keys in their future."""
+    """Scaled logits (B, H, C, S) in fp32 of the queries from `start` on, and the mask of keys that they do not see.
+
+    The mask is (C, S), of keys in the future, or (B, 1, C, S) where those in other documents are hidden too.
+    """
     if restore is None:
         logits = (fp32(q_BHCK) * scale) @ fp32(k_BHSK).transpose(-1, -2)
     else:
         logits = fp32((q_BHCK.half() * scale) @ k_BHSK.half().transpose(-1, -2)) * restore
     c, s = logits.shape[-2:]
     query = torch.arange(start, start + c, device=logits.device)
-    return logits, torch.arange(s, device=logits.device) > query[:, None]
+    future = torch.arange(s, device=logits.device) > query[:, None]
+    if documents_BT is None:
+        return logits, future
+    return logits, (future | ~same_document(documents_BT[:, start : start + c], documents_BT[:, :s]))[:, None]
 
 
 def _query_blocks(T: int) -> Iterator[tuple[int, int]]:
@@ -231,8 +258,9 @@ def logit_stats(
     scale: float,
     restore: float | None = None,
     score_mod: ScoreMod | None = None,
+    documents_BT: Tensor | None = None,
 ) -> AttentionStats:
-    """Exact statistics over all pairs (query, key not in its future), per head.
+    """Exact statistics over all pairs (query, key that it sees), per head.
 
     Of a `score_mod`, the share of logits in each of its regions, and the share of gradient that passes: its slope,
     averaged with the attention weights, since a logit's gradient is proportional to its weight. Regions without a
@@ -243,26 +271,30 @@ def logit_stats(
     largest = torch.full((H,), -math.inf, device=q_BHTK.device)
     smallest = torch.full((H,), math.inf, device=q_BHTK.device)
     entropy = torch.zeros(H, device=q_BHTK.device)
+    choosing = seen = torch.zeros((), device=q_BHTK.device)
     sums: dict[str, Tensor] = {}
     with torch.autocast(q_BHTK.device.type, enabled=False):
         for start, stop in _query_blocks(T):
-            logits, future = _block_logits(q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], scale, start, restore)
-            smallest = torch.minimum(smallest, logits.masked_fill(future, math.inf).amin((0, 2, 3)))
-            largest = torch.maximum(largest, logits.masked_fill(future, -math.inf).amax((0, 2, 3)))
+            logits, hidden = _block_logits(
+                q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], scale, start, restore, documents_BT
+            )
+            smallest = torch.minimum(smallest, logits.masked_fill(hidden, math.inf).amin((0, 2, 3)))
+            largest = torch.maximum(largest, logits.masked_fill(hidden, -math.inf).amax((0, 2, 3)))
             scores = logits if score_mod is None else score_mod(logits)
-            log_p = scores.masked_fill(future, -math.inf).log_softmax(-1)
+            log_p = scores.masked_fill(hidden, -math.inf).log_softmax(-1)
             p = log_p.exp()
-            entropy_BHC = -(p * log_p.masked_fill(future, 0.0)).sum(-1)
-            # The first query sees one key: its entropy and ln 1 are both 0, and it is left out.
-            n_keys = torch.arange(start + 1, stop + 1, device=q_BHTK.device).log()
-            entropy += (entropy_BHC / n_keys.clamp_min(1e-9))[:, :, int(start == 0) :].sum((0, 2))
+            entropy_BHC = -(p * log_p.masked_fill(hidden, 0.0)).sum(-1)
+            # A query that sees one key has nothing to choose from: its entropy and ln 1 are both 0, and it is left out.
+            n_keys = (~hidden).sum(-1).expand(B, 1, -1)
+            entropy += torch.where(n_keys > 1, entropy_BHC / n_keys.log().clamp_min(1e-9), 0.0).sum((0, 2))
+            choosing, seen = choosing + (n_keys > 1).sum(), seen + n_keys.sum()
             if score_mod is not None:
-                _add_score_mod(sums, score_mod, logits, p, ~future)
+                _add_score_mod(sums, score_mod, logits, p, ~hidden)
     return AttentionStats(
         largest,
         torch.maximum(largest.abs(), smallest.abs()),
-        entropy / (B * max(T - 1, 1)),
-        _score_mod_shares(sums, B * H * T * (T + 1) // 2),
+        entropy / choosing.clamp_min(1),
+        _score_mod_shares(sums, H * seen),
     )
 
 
@@ -275,7 +307,7 @@ def _add_score_mod(sums: dict[str, Tensor], score_mod: ScoreMod, logits: Tensor,
             sums[f"{key}/{name}"] = sums.get(f"{key}/{name}", zero) + value.sum()
 
 
-def _score_mod_shares(sums: dict[str, Tensor], n_logits: int) -> dict[str, Tensor]:
+def _score_mod_shares(sums: dict[str, Tensor], n_logits: Tensor) -> dict[str, Tensor]:
     shares = {}
     for name in [key.partition("/")[2] for key in sums if key.startswith("count/")]:
         passing = sums[f"passed/{name}"] / sums[f"weight/{name}"]

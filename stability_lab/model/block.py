@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stability_lab.config import ModelConfig
 from stability_lab.model.attention import Attention, AttentionStats
+from stability_lab.model.documents import Documents
 from stability_lab.seams import Seams
 
 
@@ -50,9 +51,13 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(
-        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None, stats: list[AttentionStats] | None = None
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        stats: list[AttentionStats] | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor]:
-        attended, bound = self.attn(self.norm_scale(self.attn_norm(x_BTD)), rope, stats)
+        attended, bound = self.attn(self.norm_scale(self.attn_norm(x_BTD)), rope, stats, documents)
         x_BTD = self.attn_residual_norm(x_BTD + self.attn_branch_norm(self.dropout(attended)))
         mixed = self.mlp(self.norm_scale(self.mlp_norm(x_BTD)))
         return self.mlp_residual_norm(x_BTD + self.mlp_branch_norm(self.dropout(mixed))), bound

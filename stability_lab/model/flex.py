@@ -19,10 +19,15 @@ _masks: dict[tuple[int, str], torch_flex.BlockMask] = {}
 
 
 def flex_attention(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, on_scores: Callable[..., Tensor] | None, grouped: bool
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    on_scores: Callable[..., Tensor] | None,
+    grouped: bool,
+    mask: torch_flex.BlockMask | None = None,
 ) -> Tensor:
-    """softmax(mask(on_scores(q k^T / sqrt(K)))) v; (B, H, T, K). A backward pass needs CUDA."""
-    mask = causal_mask(q_BHTK.shape[2], q_BHTK.device)
+    """softmax(mask(on_scores(q k^T / sqrt(K)))) v, causal unless told otherwise; (B, H, T, K). Backward needs CUDA."""
+    mask = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
     attend = torch_flex.flex_attention if torch.compiler.is_compiling() else _compiled()
     return attend(q_BHTK, k_BGTK, v_BGTK, score_mod=on_scores, block_mask=mask, enable_gqa=grouped)
 
@@ -54,6 +59,16 @@ def causal_mask(seq_len: int, device: torch.device) -> torch_flex.BlockMask:
     if key not in _masks:
         _masks[key] = torch_flex.create_block_mask(_causal, None, None, seq_len, seq_len, device=str(device))
     return _masks[key]
+
+
+def document_mask(number_BT: Tensor) -> torch_flex.BlockMask:
+    """Causal, and within documents: query and key see each other where their numbers are equal. New for each batch."""
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (number_BT[b, query] == number_BT[b, key])
+
+    B, T = number_BT.shape
+    return torch_flex.create_block_mask(visible, B, None, T, T, device=str(number_BT.device))
 
 
 def _causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stability_lab.config import ModelConfig
 from stability_lab.model.attention import AttentionStats, choose_backend
 from stability_lab.model.block import Block
+from stability_lab.model.documents import DocumentMark, documents_of
 from stability_lab.model.rope import rope_table, sinusoidal_table
 from stability_lab.seams import Seams
 
@@ -24,20 +25,30 @@ class GPTOutput(NamedTuple):
 
 
 class GPT(nn.Module):
-    """Token ids (B, T) -> `GPTOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from."""
+    """Token ids (B, T) -> `GPTOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from.
 
-    def __init__(self, config: ModelConfig, seams: Seams, device_type: str = "cpu", precision: str = "fp32"):
+    With a `mark`, attention stays within the documents that it separates.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seams: Seams,
+        device_type: str = "cpu",
+        precision: str = "fp32",
+        mark: DocumentMark | None = None,
+    ):
         super().__init__()
         assert config.vocab_size is not None
         seams.check()
         d, t = config.d_model, config.seq_len
         rows = max(config.vocab_size, config.pad_vocab_to or 0)
-        self.config, self.seams = config, seams
+        self.config, self.seams, self.mark = config, seams, mark
         self.position_table: Tensor
         self.rope_cos: Tensor
         self.rope_sin: Tensor
         self.backend = choose_backend(
-            config.attention, seams, device_type, precision, config.dropout, d // config.n_heads
+            config.attention, seams, device_type, precision, config.dropout, d // config.n_heads, mark is not None
         )
         self.embed = nn.Embedding(rows, d)
         self.embed_scale = seams.embed_scale(d)
@@ -62,9 +73,10 @@ class GPT(nn.Module):
         """`stats`, where given, receives one entry of exact attention statistics a layer."""
         x = self.dropout(self._embed(tokens_BT))
         rope = (self.rope_cos, self.rope_sin) if self.config.positions == "rope" else None
+        documents = None if self.mark is None else documents_of(tokens_BT, self.mark, self.backend.name)
         bounds = []
         for block in self.blocks:
-            x, bound = block(x, rope, stats)
+            x, bound = block(x, rope, stats, documents)
             bounds.append(bound)
         x = self.final_norm(x)
         logits = F.linear(x, self.embed.weight) if self.head is None else self.head(x)

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from stability_lab.data.loader import TrainSampler
+from stability_lab.data.loader import Sampler
+from stability_lab.data.repeats import repetitive
 from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
 from stability_lab.judge.events import find_events
 from stability_lab.judge.verdict import diverged_at
 from stability_lab.model.gpt import GPT
+from stability_lab.objective.loss import IGNORE
 from stability_lab.training.checkpoint import Checkpoints, State, weights_of
 from stability_lab.training.history import History, Row
 from stability_lab.training.inject import Injector
@@ -44,6 +47,7 @@ class Plan:
     eval_every: int | None
     probe_every: int | None
     stop_on_divergence: bool = False
+    mask_repeats: bool = False  # no loss on sequences with a repeated n-gram
 
 
 class Loop:
@@ -62,7 +66,7 @@ class Loop:
         model: GPT,
         step: TrainStep,
         schedule: Schedule,
-        sampler: TrainSampler,
+        sampler: Sampler,
         eval_windows: torch.Tensor,
         eval_bytes: int,
         probe_windows: torch.Tensor,
@@ -197,13 +201,18 @@ class Loop:
         inject.before(step)
         n = plan.micro_batch_size * plan.grad_accum_steps
         batch = inject.tokens(step, torch.from_numpy(self.sampler.batch((step - 1) * n, n)))
+        masked = repetitive(batch.numpy()) if plan.mask_repeats else np.zeros(0, dtype=bool)
         if self.step.device.type == "cuda":
             batch = batch.pin_memory()
         batch = batch.to(self.step.device, non_blocking=True)
         lr = inject.lr(step, self.schedule.lr(step))
         targets = inject.targets(step, batch[:, 1:])
+        if masked.any():
+            targets = targets.masked_fill(torch.from_numpy(masked).to(self.step.device)[:, None], IGNORE)
         self._buffer[len(self._pending)] = self.step(batch, lr, targets, inject.poison(step))
         self._pending.append({"step": step, "tokens": step * n * plan.seq_len, "optim/lr": lr})
+        if plan.mask_repeats:
+            self._pending[-1]["train/masked_sequences"] = int(masked.sum())
 
     def _complete(self, values: list[list[float]], timed: bool) -> list[Row]:
         """Rows of the pending steps; where a bad step stops the run, up to it, for no later one changed anything."""

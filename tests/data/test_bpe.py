@@ -210,7 +210,7 @@ def test_other_encodings_are_refused(bpe: BytePairs) -> None:
 def test_the_characters_of_bytes_are_the_librarys() -> None:
     import tokenizers
 
-    written = tokenizer_module._characters_of_bytes()
+    written = list(tokenizer_module.byte_of_character())
     assert set(written) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     for text in ("a \n\x00\x7f", "é\u00a0\u00ad€🙂"):
         pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
@@ -219,10 +219,10 @@ def test_the_characters_of_bytes_are_the_librarys() -> None:
 
 def test_threads_stay_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    tokenizer_module._library()
+    tokenizer_module.tokenizers_library()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    tokenizer_module._library()
+    tokenizer_module.tokenizers_library()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
 
 

@@ -10,7 +10,8 @@ from omegaconf.errors import ValidationError
 
 from stability_lab.config import ConfigError
 from stability_lab.data import corpus as corpus_module
-from stability_lab.data.corpus import PIECE_BYTES, Sotu, Stdlib, TextFiles, corpus_hash, split_documents
+from stability_lab.data.corpus import Sotu, Stdlib, TextFiles, corpus_hash, split_documents
+from stability_lab.data.text import PIECE_BYTES
 
 
 def test_corpus_hash_is_over_names_and_bytes() -> None:
@@ -170,10 +171,10 @@ def test_bad_text_files(tmp_path: Path, name: str, content: bytes | None, messag
 def test_unreadable_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigError, match=r"a\.txt cannot be read \(Permission denied\)"):
         TextFiles(path=str(tmp_path)).documents()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stability_lab.config import ConfigError
-from stability_lab.data.loader import TrainSampler, batch_fingerprint, check_length, validation_windows
+from stability_lab.data.loader import RandomWindows, TrainSampler, batch_fingerprint, check_length, validation_windows
 from stability_lab.data.memmap import TokenData
 
 TOKENS = np.arange(1003, dtype=np.uint16)
@@ -120,3 +120,24 @@ def test_batch_fingerprint_is_of_the_ids() -> None:
     assert len(batch_fingerprint(batch)) == 16
     assert batch_fingerprint(batch) == batch_fingerprint(batch.astype(np.uint16))
     assert batch_fingerprint(batch) != batch_fingerprint(batch[::-1])
+
+
+def test_random_windows_are_a_function_of_seed_and_number() -> None:
+    whole = RandomWindows(TOKENS, 10, data_seed=3).batch(90, 24)
+    parts = RandomWindows(TOKENS, 10, data_seed=3)
+    np.testing.assert_array_equal(np.concatenate([parts.batch(i, 1) for i in range(90, 114)]), whole)
+    np.testing.assert_array_equal(whole - whole[:, :1], np.tile(np.arange(11), (24, 1)))  # TOKENS[i] is i
+    assert not np.array_equal(RandomWindows(TOKENS, 10, data_seed=4).batch(90, 24), whole)
+
+
+def test_random_windows_start_anywhere_and_equally_often() -> None:
+    starts = RandomWindows(TOKENS, 10, data_seed=0).starts(0, 993 * 400)
+    counts = np.bincount(starts, minlength=993)
+    assert len(counts) == 993
+    # Chi-squared with 992 degrees of freedom has standard deviation sqrt(2 * 992).
+    assert abs(((counts - 400) ** 2 / 400).sum() - 992) < 4 * np.sqrt(2 * 992)
+    assert len(np.unique(RandomWindows(TOKENS, 10, data_seed=0).starts(0, 500))) < 500  # with replacement
+
+
+def test_random_window_fingerprint_is_stable() -> None:
+    assert batch_fingerprint(RandomWindows(TOKENS, 10, data_seed=0).batch(0, 200)) == "9f0f094196f54e0f"

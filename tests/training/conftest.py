@@ -49,6 +49,7 @@ def make_loop(run: Run) -> Trained:
         log_every=trainer.log_every,
         eval_every=trainer.eval_every,
         probe_every=run.config.diagnostics.probe_every,
+        mask_repeats=run.config.sampling.mask_repeats,
     )
     measured = {"eval_windows": run.eval_windows, "eval_bytes": run.eval_bytes, "probe_windows": run.probe_windows}
     injector = Injector(parse(run.config.debug.inject, run.config.trainer.max_steps))

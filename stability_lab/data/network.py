@@ -1,0 +1,101 @@
+"""Whether the Hugging Face hub can be reached, found out in seconds; what is cached serves without it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from stability_lab.config import ConfigError
+
+WAIT_S = 3.0
+ENDPOINT = "https://huggingface.co"
+
+
+def use_hub() -> bool:
+    """Prepare the hub's libraries; False where they are to use their cache only, because there is no network.
+
+    Without this they would try again and again for half a minute. Call it before they are imported.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
+    if _is_set("HF_HUB_OFFLINE") or _is_set("HF_DATASETS_OFFLINE"):
+        return False
+    if reachable(os.environ.get("HF_ENDPOINT", ENDPOINT)):
+        return True
+    _set_offline()
+    return False
+
+
+def reachable(url: str) -> bool:
+    """Whether the host, or the proxy that leads to it, takes a connection within `WAIT_S`."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    answered: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=WAIT_S).close()
+            answered.append(True)
+        except OSError:
+            pass
+
+    # In a thread, because no timeout holds for the look-up of a name.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return bool(answered)
+
+
+def hub_error(key: str, error: BaseException | None, online: bool, instead: str) -> ConfigError:
+    """One sentence for whatever a library of the hub raised; an access token in it is blotted out."""
+    if error is None or not online or _is_about_the_network(error):
+        return ConfigError(
+            f"{key}: the hub cannot be reached, and its cache has not got it; connect, copy a filled cache here and "
+            f"set HF_HOME, or use {instead}"
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if os.environ.get(name):
+            reason = reason.replace(os.environ[name], "***")
+    return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
+
+
+def is_cached(kind: str, name: str) -> bool:
+    """Whether the hub's cache has anything of a dataset (`kind` datasets) or model (models) of that name."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    tables = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    return (hub / f"{kind}--{name.replace('/', '--')}").is_dir() or (tables / name.replace("/", "___")).is_dir()
+
+
+def _is_about_the_network(error: BaseException) -> bool:
+    """Libraries wrap it several times over, and one of them keeps only its name, in the text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        names = {cls.__name__ for cls in type(seen).__mro__}
+        if names & _NETWORK_ERRORS or any(name in str(seen) for name in _NETWORK_ERRORS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+_NETWORK_ERRORS = {"ConnectionError", "ConnectError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "TimeoutError"}
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _set_offline() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # where it was imported before

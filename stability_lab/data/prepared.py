@@ -1,0 +1,86 @@
+"""What `data prepare` writes: a folder of shards and a sidecar, and how it is read.
+
+meta.json                            the sidecar: type and number of ids, tokenizer, corpus, hashes
+vocabulary.json                      of a learned tokenizer
+train-00000.bin, val-00000.bin       ids and nothing else; whole documents, each with its end
+train-00000.docs.npy, ...            position of each document's first id in its shard, int64
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stability_lab.config import ConfigError
+from stability_lab.data.formats import Region
+from stability_lab.data.memmap import TokenData
+from stability_lab.data.shards import as_tokens
+from stability_lab.data.tokenizer import TokenizerOptions, fit_without_text
+
+FORMAT = "stability_lab-tokens-1"
+SIDECAR = "meta.json"
+VOCABULARY = "vocabulary.json"
+SPLITS = ("train", "val")
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a finished `data prepare` lies there."""
+    try:
+        return json.loads((folder / SIDECAR).read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:
+    """Maps of its ids; ConfigError where the tokenizer is not the one that wrote them, or a shard is damaged."""
+    meta = read_sidecar(folder)
+    fitted = fit_without_text(tokenizer, folder / VOCABULARY)
+    if fitted.id != meta["tokenizer"]:
+        raise ConfigError(
+            f"{folder} was prepared with the tokenizer {meta['tokenizer']}, and this run has {fitted.id}; choose that "
+            "one with tokenizer=, or prepare the text again"
+        )
+    return TokenData(
+        train=as_tokens([region.map() for region in regions(folder, meta, "train")]),
+        val=as_tokens([region.map() for region in regions(folder, meta, "val")]),
+        vocab_size=meta["vocab_size"],
+        eos_id=meta["eos_id"],
+        unigram_entropy=meta["unigram_entropy"],
+        corpus=meta["corpus"],
+        fingerprint=meta["fingerprint"],
+        token_bytes=fitted.token_bytes(),
+        val_bytes=meta["val"]["text_bytes"],
+        tokenizer=fitted,
+    )
+
+
+def read_sidecar(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / SIDECAR).read_text(encoding="utf-8"))
+
+
+def regions(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:
+    """The shards of a split; ConfigError for one that is missing or has another size than the sidecar says."""
+    dtype, found = np.dtype(meta["dtype"]), []
+    for shard in meta[split]["shards"]:
+        path = folder / shard["file"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard["tokens"] * dtype.itemsize:
+            raise ConfigError(
+                f"{path}: {'missing' if size is None else f'{size:,} bytes'}, and {SIDECAR} counts "
+                f"{shard['tokens']:,} ids of {dtype.itemsize} bytes; delete the folder and prepare it again"
+            )
+        if shard["tokens"]:
+            found.append(Region(path, dtype, 0, shard["tokens"]))
+    return found
+
+
+def document_starts(folder: Path, meta: dict[str, Any], split: str) -> np.ndarray:
+    """Position of each document's first id in the split, shape (documents,), int64."""
+    starts, position = [np.zeros(0, dtype=np.int64)], 0
+    for shard in meta[split]["shards"]:
+        starts.append(np.load(folder / shard["documents_file"], allow_pickle=False) + position)
+        position += shard["tokens"]
+    return np.concatenate(starts)

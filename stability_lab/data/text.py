@@ -1,0 +1,201 @@
+"""Documents out of text files: plain, JSON lines and Parquet, each of the first two also gzipped.
+
+Everything is read in order and piece by piece. Only a single document has to fit into memory, and a large plain file
+not even that: it is mapped and cut.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import itertools
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from stability_lab.config import ConfigError
+
+Document: TypeAlias = tuple[str, bytes]
+"""(name, UTF-8 text)"""
+
+PIECE_BYTES = 16 * 1024
+"""Aimed-at size of a piece where a few long files stand in for documents."""
+
+PLAIN, LINES, PARQUET = ".txt", (".jsonl", ".ndjson"), ".parquet"
+SUFFIXES = (PLAIN, *LINES, PARQUET)
+
+
+def text_paths(pattern: str) -> list[tuple[str, Path]]:
+    """(name, path) of a file, of a folder's text files or of what a glob matches, sorted by name.
+
+    Names are relative to the files' common folder: moving the data leaves them as they are.
+    """
+    path = Path(os.path.expanduser(pattern))
+    if os.path.isfile(path):  # unlike the methods of Path it never raises
+        paths = [path]
+    elif os.path.isdir(path):
+        paths = [p for p in path.rglob("*") if p.is_file() and _kind(p) in SUFFIXES]
+        if not paths:
+            raise ConfigError(f"data.path={pattern}: the folder holds no .txt file, nor .jsonl or .parquet.")
+    elif glob.has_magic(pattern):
+        paths = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if not paths:
+            raise ConfigError(f"data.path={pattern}: no file matches this pattern (from {Path.cwd()}).")
+    else:
+        raise ConfigError(
+            f"data.path={pattern}: no such file or folder (from {Path.cwd()}); "
+            "give a text file, a folder of .txt, .jsonl or .parquet files, or a glob pattern."
+        )
+    paths = [p.absolute() for p in paths]
+    root = os.path.commonpath([p.parent for p in paths])
+    return sorted((p.relative_to(root).as_posix(), p) for p in paths)
+
+
+def read_documents(paths: list[tuple[str, Path]], field: str) -> Iterator[Document]:
+    """A plain file is one document; a line of JSON or a row of Parquet is one, with its text under `field`."""
+    for name, path in paths:
+        if _kind(path) in LINES:
+            yield from _json_lines(name, path, field)
+        elif _kind(path) == PARQUET:
+            yield from _parquet_rows(name, path, field)
+        else:
+            with _opened(path) as file:
+                text = file.read()
+            _check_utf8(text, path)
+            yield name, text
+
+
+def read_pieces(paths: list[tuple[str, Path]], field: str, at_least: int) -> Iterator[Document]:
+    """The same text as pieces of about 16 KiB, or smaller ones so that there are some `at_least`.
+
+    Pieces end after a newline, else after a space, else after a character.
+    """
+    size = min(PIECE_BYTES, max(1, sum(_text_bytes(path, field) for _, path in paths) // at_least))
+    for name, path in paths:
+        if _is_plain(path) and path.stat().st_size:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                pieces = _cut_at_newlines(text, size, path)
+                yield from ((f"{name}#{i:06d}", piece) for i, piece in enumerate(pieces))
+        else:
+            for document, text in read_documents([(name, path)], field):
+                pieces = _cut_at_newlines(text, size, path)
+                yield from ((f"{document}#{i:06d}", piece) for i, piece in enumerate(pieces))
+
+
+def fewer_documents_than(paths: list[tuple[str, Path]], field: str, n: int) -> bool:
+    """Without reading a plain file."""
+    plain = [path for _, path in paths if _kind(path) not in (*LINES, PARQUET)]
+    rows = read_documents([(name, path) for name, path in paths if path not in plain], field)
+    return len(list(itertools.islice(rows, max(n - len(plain), 0)))) + len(plain) < n
+
+
+def utf8_error(text: bytes) -> int | None:
+    """Offset of the first byte that is not UTF-8, or None."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
+
+
+def _kind(path: Path) -> str:
+    """The suffix that counts: that before .gz."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """For reading, through gzip where the content is."""
+    try:
+        with path.open("rb") as file:
+            gzipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            yield gzip.GzipFile(fileobj=file) if gzipped else file  # pyright: ignore[reportReturnType]
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"data.path: {path} cannot be read ({reason}); give a file that can.") from error
+
+
+def _is_plain(path: Path) -> bool:
+    if _kind(path) in (*LINES, PARQUET):
+        return False
+    with _opened(path) as file:
+        return not isinstance(file, gzip.GzipFile)
+
+
+def _text_bytes(path: Path, field: str) -> int:
+    if _is_plain(path):
+        return path.stat().st_size
+    return sum(len(text) for _, text in read_documents([("", path)], field))
+
+
+def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"data.path: {path}, line {number} is not JSON ({error}).") from error
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                keys = ", ".join(map(str, row)) if isinstance(row, dict) else "no object"
+                raise ConfigError(
+                    f"data.field={field}: {path}, line {number} has no text under it (it has {keys}); "
+                    "name the field that holds the text."
+                )
+            # JSON can spell half of a surrogate pair, which no UTF-8 is.
+            yield f"{name}#{number:09d}", row[field].encode(errors="replace")
+
+
+def _parquet_rows(name: str, path: Path, field: str) -> Iterator[Document]:
+    import pyarrow.parquet
+    from pyarrow import ArrowException
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow
+            if field not in columns.names or str(columns.field(field).type) not in ("string", "large_string"):
+                raise ConfigError(
+                    f"data.field={field}: {path} has no column of text of that name (it has "
+                    f"{', '.join(columns.names)}); name the column that holds the text."
+                )
+            number = 0
+            for batch in file.iter_batches(batch_size=1024, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if text is not None:
+                        yield f"{name}#{number:09d}", text.encode()
+    except (ArrowException, OSError) as error:
+        raise ConfigError(f"data.path: {path} is no sound Parquet file ({str(error).splitlines()[0]}).") from error
+
+
+def _check_utf8(text: bytes, path: Path, start: int = 0) -> None:
+    offset = utf8_error(text)
+    if offset is not None:
+        raise ConfigError(
+            f"data.path: {path} is not UTF-8 text (byte 0x{text[offset]:02x} at offset {start + offset}); "
+            "convert it to UTF-8 first."
+        )
+
+
+def _cut_at_newlines(text: bytes | mmap.mmap, size: int, path: Path) -> Iterator[bytes]:
+    start = 0
+    while start < len(text):
+        end = start + size
+        if end < len(text):
+            cut = text.rfind(b"\n", start, end) + 1 or text.rfind(b" ", start, end) + 1
+            if cut:
+                end = cut
+            else:
+                while end < len(text) and text[end] & 0xC0 == 0x80:  # inside a character
+                    end += 1
+        piece = text[start:end]
+        _check_utf8(piece, path, start)
+        yield piece
+        start = end

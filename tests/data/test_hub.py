@@ -1,0 +1,326 @@
+"""The library `datasets` for real on local files; streams that are killed and go on; no network."""
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stability_lab.config import ConfigError, SamplingConfig
+from stability_lab.data import network
+from stability_lab.data.hub import Hub, HubStream, stream_tokens
+from stability_lab.data.load import load
+from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.stream import StreamSampler, build_sampler
+from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2
+
+ROWS = [f"document {i} of the stream, naïve 🙂" * (1 + i % 3) if i % 10 else "\n" for i in range(300)]
+TEXTS = [row for row in ROWS if row.strip()]
+VAL = 20
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STABILITY_LAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")
+    stream_tokens.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("parquet")
+    for i in range(3):
+        table = pa.table({"id": list(range(100)), "text": ROWS[100 * i : 100 * (i + 1)]})
+        pq.write_table(table, folder / f"{i}.parquet", row_group_size=7)
+    return str(folder / "*.parquet")
+
+
+@pytest.fixture(scope="module")
+def json_lines(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("json") / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
+    return str(path)
+
+
+def expected_ids() -> np.ndarray:
+    """Of one epoch of training, from the rows themselves."""
+    tokenizer = ByteTokenizer()
+    texts = [row for row in ROWS[VAL:] if row.strip()]
+    return np.concatenate([np.append(tokenizer.encode(text.encode()), 256) for text in texts]).astype(np.int64)
+
+
+@pytest.fixture(params=["parquet", "json"])
+def source(request: pytest.FixtureRequest, parquet: str, json_lines: str) -> Hub:
+    files = {"parquet": parquet, "json": json_lines}[request.param]
+    return Hub(name=request.param, data_files=files, val_documents=VAL)
+
+
+def test_a_stream_is_the_documents_epoch_after_epoch(source: Hub) -> None:
+    ids = expected_ids()
+    stream = HubStream(source, ByteTokenizer(), 0)
+    got = np.concatenate([stream.read(n) for n in (1, 1000, 7, 2 * len(ids) - 1008)])
+    np.testing.assert_array_equal(got, np.tile(ids, 2))
+
+
+def test_windows_of_a_stream_overlap_by_one_id(source: Hub) -> None:
+    sampler = StreamSampler(HubStream(source, ByteTokenizer(), 0), 16)
+    windows = np.concatenate([sampler.batch(0, 3), sampler.batch(3, 1), sampler.batch(4, 20)])
+    ids = expected_ids()
+    np.testing.assert_array_equal(windows, [ids[16 * i : 16 * i + 17] for i in range(24)])
+    with pytest.raises(ValueError, match="stands at sample 24"):
+        sampler.batch(3, 1)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 17, 150])
+def test_a_saved_state_goes_on_exactly(source: Hub, steps: int) -> None:
+    """Through JSON, and across the end of an epoch."""
+    straight = StreamSampler(HubStream(source, ByteTokenizer(), 0), 16)
+    for step in range(steps):
+        straight.batch(4 * step, 4)
+    state = json.loads(json.dumps(straight.state_dict()))
+    resumed = StreamSampler(HubStream(source, ByteTokenizer(), 0), 16)
+    resumed.describe(4, 200)  # as the manifest does before the state is loaded
+    resumed.load_state_dict(state)
+    for step in range(steps, steps + 200):
+        np.testing.assert_array_equal(resumed.batch(4 * step, 4), straight.batch(4 * step, 4))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_what_is_read_ahead_is_not_lost(source: Hub, taken: int) -> None:
+    plain, ahead = (StreamSampler(HubStream(source, ByteTokenizer(), 0), 16) for _ in range(2))
+    first = plain.batch(0, 4)
+    assert ahead.describe(4, 10) == {"first_batch": batch_fingerprint(first), "resume": "exact"}
+    assert ahead.describe(4, 10) == {"resume": "exact"}
+    np.testing.assert_array_equal(ahead.batch(0, taken), first[:taken])
+    resumed = StreamSampler(HubStream(source, ByteTokenizer(), 0), 16)
+    resumed.load_state_dict(json.loads(json.dumps(ahead.state_dict())))
+    for sampler in (ahead, resumed):
+        rest = np.concatenate([sampler.batch(taken, 6), sampler.batch(taken + 6, 2)])
+        fresh = StreamSampler(HubStream(source, ByteTokenizer(), 0), 16)
+        np.testing.assert_array_equal(rest, fresh.batch(0, taken + 8)[taken:])
+
+
+CHILD = """
+import json, os, signal, sys
+from stability_lab.data.hub import Hub, HubStream
+from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.stream import StreamSampler
+from stability_lab.data.tokenizer import ByteTokenizer
+files, state, first, last, kill = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+sampler = StreamSampler(HubStream(Hub(name="parquet", data_files=files, val_documents=20), ByteTokenizer(), 0), 16)
+if first:
+    sampler.load_state_dict(json.load(open(state)))
+for step in range(first, last):
+    print(batch_fingerprint(sampler.batch(4 * step, 4)), flush=True)
+    if step == kill - 10:
+        json.dump(sampler.state_dict(), open(state, "w"))
+    if step == kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_in_another_process(parquet: str, tmp_path: Path) -> None:
+    def child(first: int, last: int, kill: int) -> tuple[int, list[str]]:
+        words = [sys.executable, "-W", "ignore", "-c", CHILD, parquet, str(tmp_path / "state.json")]
+        done = subprocess.run([*words, *map(str, (first, last, kill))], capture_output=True, text=True)
+        return done.returncode, done.stdout.split()
+
+    code, straight = child(0, 300, -1)
+    assert (code, len(straight)) == (0, 300)
+    code, before = child(0, 300, 120)
+    assert code == -9
+    assert before == straight[:121]
+    code, after = child(111, 300, -1)
+    assert code == 0
+    assert after == straight[111:]
+
+
+def test_a_shuffled_stream_says_that_it_is_not_exact(parquet: str) -> None:
+    source = Hub(name="parquet", data_files=parquet, val_documents=VAL, shuffle_buffer=50)
+    data = stream_tokens(source, ByteTokenizer())
+    (notice,) = data.notices
+    assert notice.startswith("data.shuffle_buffer=50: a resumed run goes on approximately")
+    assert data.stream is not None
+    sampler = build_sampler(data, 16, 3, SamplingConfig("permutation", False, False))
+    assert isinstance(sampler, StreamSampler)
+    assert sampler.describe(4, 10)["resume"].startswith("approximate")
+    orders = [HubStream(source, ByteTokenizer(), seed).read(3000) for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+    assert not np.array_equal(orders[0], expected_ids()[:3000])
+
+
+def test_validation_is_the_first_documents(source: Hub) -> None:
+    data = stream_tokens(source, Gpt2())
+    texts = [row for row in ROWS[:VAL] if row.strip()]
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(np.asarray(data.val)) == "".join(f"{text}<|endoftext|>" for text in texts)
+    assert data.bytes_of(data.val) == data.val_bytes == sum(len(text.encode()) for text in texts)
+    assert data.train_tokens == 0
+    assert stream_tokens(source, Gpt2()) is data
+
+
+def test_prepared_is_the_same_text(source: Hub) -> None:
+    import dataclasses
+
+    prepared = dataclasses.replace(source, streaming=False)
+    assert [text.decode() for _, text in prepared.iterate()] == TEXTS
+    assert [text.decode() for _, text in prepared.iterate(100)] == TEXTS[100:]
+    data = load(prepared, ByteTokenizer())
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(np.asarray(data.val)) == "".join(f"{text}<|endoftext|>" for text in TEXTS[:VAL])
+    assert np.asarray(data.train)[-1] == 256
+    assert load(prepared, ByteTokenizer()).fingerprint == data.fingerprint
+
+
+def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    real = Bpe._train
+    monkeypatch.setattr(Bpe, "_train", lambda self, documents: seen.extend(documents) or real(self, documents))
+    data = stream_tokens(Hub(name="parquet", data_files=parquet, val_documents=VAL), Bpe(265))
+    assert data.vocab_size == 265
+    assert [text.decode() for _, text in seen] == ROWS[VAL:]
+
+
+def test_streams_have_one_order(parquet: str) -> None:
+    data = stream_tokens(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer())
+    with pytest.raises(ConfigError, match="sampling=random_window: a stream is read in its own order"):
+        build_sampler(data, 16, 0, SamplingConfig("random_window", False, False))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": ""}, "^name='': must be a dataset"),
+        ({"name": "parquet"}, "^data_files=null: files, or a glob"),
+        ({"name": "a/b", "data_files": "x"}, "^data_files=x: files, or a glob"),
+        ({"name": "a/b", "shuffle_buffer": -1}, "^shuffle_buffer=-1"),
+        ({"name": "a/b", "shuffle_buffer": 5, "streaming": False}, "^shuffle_buffer=5: must be 0"),
+        ({"name": "a/b", "val_documents": 0}, "^val_documents=0"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Hub(**options)
+
+
+def test_what_is_wrong_is_named(parquet: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"data_files": "none*.parquet"}, r"data\.data_files=none\*\.parquet: no file matches"),
+        ({"data_files": parquet, "field": "body"}, r"data\.field=body: parquet has the columns id, text"),
+        ({"data_files": parquet, "field": "id"}, r"data\.field=id: parquet has no text there but int"),
+        ({"data_files": parquet, "split": "test"}, r"data\.name=parquet: "),
+        ({"data_files": str(tmp_path / "bad.parquet")}, r"data\.name=parquet: "),
+    ]
+    for options, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            stream_tokens(Hub(name="parquet", **options), ByteTokenizer())
+    source = Hub(name="parquet", data_files=parquet, val_documents=300)
+    with pytest.raises(ConfigError, match=r"data\.val_documents=300: parquet has no document after these"):
+        HubStream(source, ByteTokenizer(), 0).read(1)
+
+
+@pytest.fixture
+def silent_host() -> Any:
+    """A port that takes no connection: its queue of one is full."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen(0)
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(server.getsockname())
+        fillers.append(filler)
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    for one in (*fillers, server):
+        one.close()
+
+
+def test_a_host_that_does_not_answer(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "WAIT_S", 0.2)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not network.reachable(silent_host)
+    assert not network.reachable("http://no-such-host.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert network.reachable(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_the_way_leads_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert network.reachable("http://no-such-host.invalid")
+
+
+def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    error = network.hub_error("data.name=a/b", RuntimeError("401 for hf_secret\nmore"), True, "data=text")
+    assert "hf_secret" not in str(error)
+    assert "401 for ***" in str(error)
+
+
+def test_errors_of_the_network_are_told_from_others() -> None:
+    class LocalEntryNotFoundError(Exception):
+        pass
+
+    def sentence(error: Exception, online: bool = True) -> str:
+        return str(network.hub_error("data.name=a/b", error, online, "data=text"))
+
+    wrapped = RuntimeError("no such dataset")
+    wrapped.__cause__ = LocalEntryNotFoundError()
+    assert "cannot be reached" in sentence(wrapped)
+    assert "no such dataset" in sentence(RuntimeError("no such dataset"))
+    assert "cannot be reached" in sentence(RuntimeError("no such dataset"), online=False)
+
+
+def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert not network.is_cached("datasets", "a/b")
+    (tmp_path / "hub" / "datasets--a--b").mkdir(parents=True)
+    (tmp_path / "datasets" / "c___d").mkdir(parents=True)
+    assert network.is_cached("datasets", "a/b")
+    assert network.is_cached("datasets", "c/d")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{"HF_ENDPOINT": "http://10.255.255.1:81"}, {"HF_HUB_OFFLINE": "1"}])
+@pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
+def test_without_a_network_there_is_one_sentence_at_once(
+    variables: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    environment |= {"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret", **variables}
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "stability_lab", "train", *words, f"output_dir={tmp_path / 'out'}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "the hub cannot be reached" in done.stderr
+    assert "hf_secret" not in done.stderr + done.stdout
+    assert not (tmp_path / "out").exists()
+    assert time.monotonic() - started < 60  # far below the half a minute and more of retries, on a busy machine too
+
+
+def test_every_document_is_read_once_an_epoch(parquet: str) -> None:
+    stream = HubStream(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer(), 0)
+    text = ByteTokenizer().decode(stream.read(len(expected_ids())))
+    assert text.split("<|endoftext|>")[:-1] == list(itertools.filterfalse(str.isspace, ROWS[VAL:]))
