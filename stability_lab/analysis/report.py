@@ -125,9 +125,12 @@ def _stability(comparison: Comparison) -> Table:
             verdicts += f" (degraded {row.degraded})"
         cells = [*_setting(row.cell), row.cell.arm, verdicts, *map(_spikes, row.spikes.values())]
         cells += [_number(row.max_attn_logit, ",.4g"), _number(row.clip_fraction, ".0%")]
-        cells += [_cost(row.tokens_per_s, row.speed, "{:,.0f}"), _cost(row.memory_bytes, row.memory, "{:.2f} GB", 1e9)]
+        speed = row.speed if comparison.busy is None else None  # a ratio that is not to be trusted is not shown
+        cells += [_cost(row.tokens_per_s, speed, "{:,.0f}"), _cost(row.memory_bytes, row.memory, "{:.2f} GB", 1e9)]
         lines.append(tuple(cells))
     notes = ["Spikes: share of scored steps (spikes of steps; one spike is worth 100/steps percent)."]
+    if comparison.busy is not None:
+        notes.append("tokens/s: of a busy machine (see the notes), so without a ratio to the baseline.")
     if any(row.degraded for row in comparison.rows):
         notes.append("Degraded: finite, but over 0.1 nats above the sweep's best, or an attention logit above 10,000.")
     return Table("Stability and cost", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, COST)))

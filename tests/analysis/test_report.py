@@ -132,3 +132,14 @@ def test_a_mismatch_marks_the_columns_that_it_spoils(make_run, tmp_path: Path) -
     assert "tokens/s†" in made
     assert "val/loss*" not in made
     assert "attention back-end differs, sdpa (none), explicit (softcap)" in made
+
+
+def test_a_busy_machine_gives_no_ratio_of_speeds(make_run, tmp_path: Path) -> None:
+    for seed, speed in enumerate((1000.0, 500.0)):
+        make_run(f"n{seed}", [], seed=seed, tokens_per_s=speed)
+        make_run(f"q{seed}", ["qknorm"], seed=seed, tokens_per_s=900.0)
+    made = report.text(compare(find_runs([tmp_path])[0]))
+    row = next(line for line in made.splitlines() if line.split()[:2] == ["qknorm", "stable"])
+    assert "  900  " in row
+    assert "of a busy machine" in made
+    assert "not measured (busy machine)" in made
