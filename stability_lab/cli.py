@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stability_lab import __version__
-from stability_lab.config import ConfigError, did_you_mean
+from stability_lab.config import ConfigError, Parser, did_you_mean
 
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
@@ -86,10 +86,14 @@ def _data(arguments: Sequence[str]) -> int:
         from stability_lab.inspection import main as inspect
 
         return inspect(arguments[1:])
-    if command in ("", "-h", "--help"):
-        print(USAGE, end="")
-        return 0
-    raise ConfigError(f"data {command} is not a command: {did_you_mean(command, ('prepare', 'inspect'))}")
+    if command and not command.startswith("-"):
+        raise ConfigError(f"data {command} is not a command: {did_you_mean(command, ('prepare', 'inspect'))}")
+    parser = Parser(
+        prog="stability_lab data", description="Token files: write them (prepare) and look at them (inspect)."
+    )
+    parser.add_argument("command", choices=("prepare", "inspect"), help="each explains itself with --help")
+    parser.parse_args(arguments)  # ends with the help, or with what is missing
+    raise AssertionError(arguments)
 
 
 def _console() -> None:
