@@ -26,7 +26,7 @@ CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if da
 REQUIRED = {"data/text": ["data.path=x"], "data/tokens": ["data.path=x"], "data/hub": ["data.name=a/b"]}
 REQUIRED |= {"tokenizer/json": ["tokenizer.path=x"], "tokenizer/hub": ["tokenizer.name=x"]}
 PRESETS = {"data/wikitext103", "data/tinystories", "data/fineweb_edu", "data/c4"}
-IN_THE_ROOT = {"stability", "debug"}
+IN_THE_ROOT = {"stability", "sweep", "debug"}
 
 
 class StrictLoader(yaml.SafeLoader):

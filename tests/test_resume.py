@@ -150,7 +150,6 @@ def test_the_same_command_goes_on_with_if_exists_resume(
         ("seed=3", "seed=3: the run in copy has 0"),
         ("+stabilizer=[zloss,qknorm]", "stabilizer=[qknorm,zloss]: the run in copy has []"),
         ("model=gpt_micro", "model.d_model="),
-        ("trainer.max_steps=7", "trainer.max_steps=7: the run in copy has come to step 12 already"),
         ("if_exists=new", "if_exists=new: has no meaning beside resume=copy"),
         ("trainer.deterministic=true", "trainer.deterministic=true: the run in copy has false"),
         ("trainer.grad_clip=null", "trainer.grad_clip=null: the run in copy has 1.0"),
@@ -165,6 +164,13 @@ def test_another_configuration_is_refused(copy: Path, override: str, sentence: s
     assert shown.err.startswith(f"error: {sentence}"), shown.err
     assert len(shown.err.splitlines()) == 1
     assert contents(copy) == before
+
+
+def test_fewer_steps_than_the_run_has_done_are_refused(here: Path, tiny_overrides, run_command) -> None:
+    assert run_command("train", *tiny_overrides, "output_dir=.", "run_name=a").code == 0
+    shown = run_command("train", "resume=runs/a", "trainer.max_steps=3")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("error: trainer.max_steps=3: the run in runs/a has come to step 5 already"), shown.err
 
 
 def test_an_edited_configuration_is_refused_too(copy: Path, run_command) -> None:
@@ -388,7 +394,8 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path, tiny_overrides) -> 
     before = contents(first)
     again = start(tmp_path, *words)
     assert again.returncode == -signal.SIGKILL  # the fault of the job after the next
-    assert f"{first.relative_to(tmp_path)} is already finished: skipped" in again.stdout
+    assert f"{first.name}: completed, " in again.stdout
+    assert "already there; 3 to go" in again.stdout
     assert "the run goes on after step 8" in again.stdout
     assert contents(first) == before
     assert read(second / "summary.json")["status"] == "completed"

@@ -82,7 +82,8 @@ def _losses(comparison: Comparison) -> Table:
     grouping, metric = comparison.grouping, comparison.metric
     mark = _mark(comparison, LOSS)
     has_ppl = any(row.perplexity for row in comparison.rows)
-    has_best = any(row.best for row in comparison.rows)
+    # A column of its own only where a run has been better than at its end.
+    has_best = any(row.best != row.metric for row in comparison.rows if row.best)
     head = [*_setting_names(grouping), _arm_name(grouping), "seeds", metric + mark]
     head += [f"best {metric}{mark}"] * has_best + [f"{metric.removesuffix('/loss')}/ppl{mark}"] * has_ppl
     head += [f"difference to {grouping.baseline}{mark}", "p (Holm)", "finding"]
