@@ -443,3 +443,17 @@ def test_a_run_that_is_alive_is_left_alone(copy: Path, run_command) -> None:
         assert contents(copy) == before
         holder.kill()
     assert run_command("train", "resume=copy").code == 0
+
+
+@pytest.mark.parametrize("name", ["my runs (1)", "x=y", "it's", "a,b", "[c]", "$d", "back\\slash"])
+def test_any_path_can_be_resumed(killed: Path, here: Path, name: str, run_command) -> None:
+    folder = here / name / "run"
+    shutil.copytree(killed, folder)
+    assert run_command("train", f"resume={folder}").code == 0
+    assert read(folder / "summary.json")["status"] == "completed"
+
+
+def test_a_new_run_of_if_exists_resume_is_said(here: Path, tiny_overrides, run_command) -> None:
+    words = ("train", *tiny_overrides, "output_dir=.", "if_exists=resume", "trainer.max_steps=2")
+    assert "notice: no run of this configuration is there yet" in run_command(*words).out
+    assert "is there yet" not in run_command(*words).out

@@ -234,3 +234,11 @@ def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pyt
     journal = new_journal(tmp_path, 1, (), fail_fast=False, parallel=False)
     finish(journal, ["train", f"tracking.api_key={secret}"], [[]], strict=False, code=0)
     assert secret not in (tmp_path / RESULT).read_text()
+
+
+def test_a_sweep_over_a_further_key_knows_the_runs_that_are_there(words: list[str], tmp_path: Path) -> None:
+    """Another sweep names its runs after other keys, but the same run has the same fingerprint."""
+    assert cli.run([*words, "seed=0,1"]) == 0
+    assert cli.run([*words, "seed=0,1", "model.dropout=0.0,0.1"]) == 0
+    assert [job["skipped"] for job in result(tmp_path)["jobs"]] == [True, False, True, False]
+    assert len([path for path in (tmp_path / "sweep").iterdir() if path.is_dir()]) == 4
