@@ -53,7 +53,7 @@ def test_pairs_are_scipys_related_test() -> None:
 def test_independent_samples_are_scipys_welch_test() -> None:
     b = [*B, 1.802]
     difference = welch_difference(A, b)
-    expected = stats.ttest_ind(A, b, equal_var=False)
+    expected: Any = stats.ttest_ind(A, b, equal_var=False)
     assert difference.p == pytest.approx(expected.pvalue, rel=1e-12)
     interval = expected.confidence_interval(0.95)
     assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
