@@ -40,6 +40,7 @@ def test_wider_ids_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert block["unigram_entropy"] == pytest.approx(math.log(1000))
 
 
+@pytest.mark.slow
 def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_overrides, tiny_run) -> None:
     words = [*tiny_overrides, f"output_dir={tmp_path}", "run_name=one"]
     assert cli.run(["train", *words]) == 0

@@ -384,6 +384,7 @@ def test_a_state_that_does_not_hold_together_is_refused_and_nothing_lost(copy: P
 # Sweeps
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path, tiny_overrides) -> None:
     """The second of three jobs is killed in the middle: the first is skipped, the second goes on, the third runs."""
     words = (*tiny_overrides, *HARD, "-m", "seed=0,1", "debug.inject=null,kill@11", "group=mine", "output_dir=parts")
@@ -445,6 +446,7 @@ def test_a_run_that_is_alive_is_left_alone(copy: Path, run_command) -> None:
     assert run_command("train", "resume=copy").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["my runs (1)", "x=y", "it's", "a,b", "[c]", "$d", "back\\slash"])
 def test_any_path_can_be_resumed(killed: Path, here: Path, name: str, run_command) -> None:
     folder = here / name / "run"

@@ -485,6 +485,7 @@ def test_a_sweep_again_skips_what_is_finished(sweep: Path, sweep_output: Path, t
     assert [line.split()[1] for line in shown.out.splitlines()[-3:]] == ["completed", "diverged", "completed"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,6 +500,7 @@ def test_a_failed_job_does_not_stop_the_others(
     assert "Traceback" not in (Path(jobs[2]["path"]) / "train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     """The second of two jobs wants the folder of the first; the third still runs."""
     arguments = ("-m", *tiny_overrides, "trainer.max_steps=1", "if_exists=error", "run_name=a,a,b", "group=mine")
@@ -512,6 +514,7 @@ def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple
     assert {path.name for path in (here / "outputs" / "mine").iterdir() if path.is_dir()} == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +533,7 @@ def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
     assert len([path for path in folder.iterdir() if path.is_dir()]) == 3
 
 
+@pytest.mark.slow
 def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     tuned = ("+stabilizer=none,zloss", "stabilizer.zloss.weight=1e-5")
     shown = train("-m", *tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0", *tuned)
@@ -547,6 +551,7 @@ def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[
     assert read(none / "manifest.json")["fingerprint"] == fingerprint(baseline.plain, __version__)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_stabilizer_of_the_users_own(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     folder = here / "my configs" / "stabilizer"
     folder.mkdir(parents=True)
@@ -564,6 +569,7 @@ def test_a_sweep_over_a_stabilizer_of_the_users_own(here: Path, tiny_overrides: 
 # Real processes
 
 
+@pytest.mark.slow
 def test_the_console_script_from_another_folder(tmp_path: Path, tiny_overrides: tuple[str, ...]) -> None:
     script = Path(sys.executable).with_name("stability-lab")
     arguments = ["train", "+stabilizer=rmsnorm", *tiny_overrides]
@@ -603,6 +609,7 @@ def inspect(folder: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_whole_run_in_wandbs_own_reader(mirrored: tuple[Path, str]) -> None:
     run, out = mirrored
     (files,) = (run / "wandb").glob("offline-run-*")
