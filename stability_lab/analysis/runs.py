@@ -18,6 +18,7 @@ from stability_lab.analysis.sources import shown
 from stability_lab.config import ConfigError
 
 SEEDS = ("seed", "init_seed", "data_seed")
+OPEN_GROUPS = ("data", "tokenizer")
 # Keys by which no two runs differ: they change neither a weight nor a metric, or the manifest says what came of them
 # (the device and the threads that a run really had, and which fields a recipe set).
 _IGNORED = frozenset(
@@ -61,6 +62,13 @@ class RunRecord:
         names = self.manifest.get("stabilizers") or []
         return {str(name): {} for name in names} if isinstance(names, list) else {}
 
+    def options_of(self, group: str) -> Mapping[str, Any]:
+        """Of a group whose options have keys of their own (a corpus, a tokenizer): class -> its keys."""
+        chosen = self.config.get(group)
+        if not isinstance(chosen, Mapping):
+            return {}
+        return {str(chosen.get("_target_", group)).rpartition(".")[2]: chosen}
+
     @property
     def lr(self) -> float | None:
         return number(_get(self.config, "optimizer", "lr"))
@@ -89,8 +97,8 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All keys that this run computed from, flat, without seeds, stabilizers, paths and logging."""
-        flat = _flatten({key: value for key, value in self.config.items() if key != "stabilizer"})
+        """All keys that this run computed from, flat, without seeds, paths, logging and what `options_of` has."""
+        flat = _flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
         return {key: value for key, value in flat.items() if not _ignored(key)}
 
     def metric(self, name: str) -> float | None:

@@ -228,9 +228,15 @@ def test_data_may_differ_between_settings(make_run, tmp_path: Path) -> None:
     for name in ("sotu", "stdlib"):
         data = {"fingerprint": name, "first_batch": name, "last_batch": name, "validation": name}
         for arm in ([], ["qknorm"]):
-            make_run(f"{name}{len(arm)}", arm, config={"data": {"_target_": f"data.{name}"}}, manifest={"data": data})
+            make_run(
+                f"{name}{len(arm)}",
+                arm,
+                config={"data": {"_target_": f"data.{name}", "val_every": 20}},
+                manifest={"data": data},
+            )
     comparison = compared(tmp_path)
-    assert comparison.grouping.setting == ("data._target_",)
+    assert comparison.grouping.setting == ("data",)
+    assert {cell.setting["data"] for cell in comparison.grouping.cells} == {"sotu", "stdlib"}
     assert comparison.paired
 
 
