@@ -13,15 +13,16 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from stability_lab.config import ConfigError
+from stability_lab.data.content import content_hash
 from stability_lab.data.memmap import TokenData, cache_dir, entropy, ids_dtype
-from stability_lab.data.network import hub_error, is_cached, use_hub
+from stability_lab.data.network import commit_of, hub_error, is_cached, use_hub
 from stability_lab.data.shards import Ids
 from stability_lab.data.text import Document
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
@@ -82,6 +83,17 @@ class Hub:
         keys = ("config", "split", "revision", "field", "val_documents")
         stats = [(path, Path(path).stat()) for path in self.files()] if self.data_files else []
         return {key: getattr(self, key) for key in keys} | {"files": [[p, s.st_size, s.st_mtime_ns] for p, s in stats]}
+
+    def content(self) -> str:
+        """The same wherever local files lie, and another once a byte of theirs is (`content_hash`).
+
+        Of a dataset of the hub its options say all, once `pinned`.
+        """
+        files = (
+            [[Path(path).stat().st_size, content_hash(Path(path))] for path in self.files()] if self.data_files else []
+        )
+        options = replace(self, data_files="") if self.data_files else self
+        return hashlib.sha256(f"{options!r}{files}".encode()).hexdigest()
 
     def about(self) -> dict[str, str | int]:
         return {
@@ -208,13 +220,25 @@ class HubStream:
         self._rows = iter(self._dataset)
 
 
-@functools.lru_cache(maxsize=2)  # a command checks, then builds, each time from the same options
+def pinned(source: Hub) -> Hub:
+    """With the commit that its revision means now, where the hub or its cache tells."""
+    if source.data_files is not None:
+        return source
+    return replace(source, revision=commit_of(source.name, source.revision) or source.revision)
+
+
 def stream_tokens(source: Hub, tokenizer: TokenizerOptions) -> TokenData:
     """Validation ids in memory, and a stream for training; `unigram_entropy` is that of the validation ids."""
+    source = pinned(source)
+    return _stream_tokens(source, tokenizer, source.content())
+
+
+@functools.lru_cache(maxsize=2)  # a command checks, then builds, each time from the same options
+def _stream_tokens(source: Hub, tokenizer: TokenizerOptions, content: str) -> TokenData:
     dataset = open_dataset(source, streaming=True)
     try:
         documents = [text for row in dataset.take(source.val_documents) if (text := _text(row, source)).strip()]
-        fitted = _fit(source, tokenizer, dataset)
+        fitted = _fit(source, tokenizer, dataset, content)
     except ConfigError:
         raise
     except Exception as error:
@@ -236,7 +260,7 @@ def stream_tokens(source: Hub, tokenizer: TokenizerOptions) -> TokenData:
         eos_id=fitted.eos_id,
         unigram_entropy=entropy(np.bincount(val)),
         corpus=source.about() | {"sha256": f"of the validation split: {digest}", "streamed": "yes"},
-        fingerprint=hashlib.sha256(f"{source!r}{fitted.id}{digest}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{content}{fitted.id}{digest}".encode()).hexdigest(),
         token_bytes=fitted.token_bytes(),
         val_bytes=sum(len(text) for text in documents),
         tokenizer=fitted,
@@ -245,8 +269,8 @@ def stream_tokens(source: Hub, tokenizer: TokenizerOptions) -> TokenData:
     )
 
 
-def _fit(source: Hub, tokenizer: TokenizerOptions, dataset: Any) -> Tokenizer:
-    key = hashlib.sha256(f"{source!r}{tokenizer.id}".encode()).hexdigest()[:32]
+def _fit(source: Hub, tokenizer: TokenizerOptions, dataset: Any, content: str) -> Tokenizer:
+    key = hashlib.sha256(f"{content}{tokenizer.id}".encode()).hexdigest()[:32]
     saved = cache_dir() / f"vocabulary-{key}.json"
     if not isinstance(tokenizer, Bpe) or saved.exists():
         return tokenizer.fit([], saved)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import socket
 import threading
 import urllib.request
@@ -68,12 +70,40 @@ def hub_error(key: str, error: BaseException | None, online: bool, instead: str)
     return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
 
 
+@functools.cache
+def commit_of(dataset: str, revision: str | None) -> str | None:
+    """The commit that a dataset's branch or tag means, asked once a process; None where nobody knows.
+
+    Without a network it is the one in the hub's cache. A dataset that does not exist is left to who opens it.
+    """
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    if use_hub():
+        import huggingface_hub
+
+        try:
+            return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=WAIT_S).sha
+        except Exception:  # whatever it is, opening the dataset will meet it again and say so
+            return None
+    try:
+        return (_hub_cache("datasets", dataset) / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def is_cached(kind: str, name: str) -> bool:
     """Whether the hub's cache has anything of a dataset (`kind` datasets) or model (models) of that name."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    tables = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
-    return (hub / f"{kind}--{name.replace('/', '--')}").is_dir() or (tables / name.replace("/", "___")).is_dir()
+    tables = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
+    return _hub_cache(kind, name).is_dir() or (tables / name.replace("/", "___")).is_dir()
+
+
+def _home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+
+
+def _hub_cache(kind: str, name: str) -> Path:
+    hub = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+    return hub / f"{kind}--{name.replace('/', '--')}"
 
 
 def _is_about_the_network(error: BaseException) -> bool:

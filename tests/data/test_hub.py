@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stability_lab.config import ConfigError, SamplingConfig
-from stability_lab.data import network
+from stability_lab.data import hub, network
 from stability_lab.data.hub import Hub, HubStream, stream_tokens
 from stability_lab.data.load import load
 from stability_lab.data.loader import batch_fingerprint
@@ -32,7 +33,8 @@ VAL = 20
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STABILITY_LAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    stream_tokens.cache_clear()
+    hub._stream_tokens.cache_clear()
+    network.commit_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +192,62 @@ def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkey
     data = stream_tokens(Hub(name="parquet", data_files=parquet, val_documents=VAL), Bpe(265))
     assert data.vocab_size == 265
     assert [text.decode() for _, text in seen] == ROWS[VAL:]
+
+
+def test_the_fingerprint_is_that_of_the_training_text_too(tmp_path: Path) -> None:
+    """Same path, size and validation rows; and a vocabulary that was learned from other text is not taken."""
+
+    def write(folder: str, last: str) -> Hub:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        texts = [f"document {i} of few" for i in range(30)] + 4 * [last]
+        pq.write_table(pa.table({"text": texts}), tmp_path / folder / "x.parquet", compression="none")
+        return Hub(name="parquet", data_files=str(tmp_path / folder / "*.parquet"), val_documents=3)
+
+    def load(*words: str) -> tuple[str, bytes, Any]:
+        source = write(*words)
+        plain, learned = stream_tokens(source, ByteTokenizer()), stream_tokens(source, Bpe(261)).tokenizer
+        assert learned is not None
+        return plain.fingerprint, np.asarray(plain.val).tobytes(), learned
+
+    first, moved, changed = (load(*words) for words in (("a", " zq" * 40), ("b", " zq" * 40), ("a", " xk" * 40)))
+    assert moved[0] == first[0]
+    assert changed[1] == first[1]
+    assert changed[0] != first[0]
+    assert len(changed[2].encode(b" zq zq")) > len(first[2].encode(b" zq zq"))
+
+
+SHAS = ("1" * 40, "2" * 40)
+
+
+def test_what_is_not_pinned_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    class Api:
+        def dataset_info(self, name: str, *, revision: str | None, timeout: float) -> Any:
+            asked.append((name, revision))
+            return SimpleNamespace(sha=SHAS[0])
+
+    monkeypatch.setattr(network, "use_hub", lambda: True)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    for _ in range(2):
+        source = hub.pinned(Hub(name="a/b"))
+        assert source.about()["version"] == SHAS[0]
+    assert hub.pinned(Hub(name="a/b", revision=SHAS[1])).revision == SHAS[1]
+    assert asked == [("a/b", None)]
+    assert len({source.content(), Hub(name="a/b").content(), Hub(name="a/b", revision=SHAS[1]).content()}) == 3
+
+
+def test_without_a_network_the_cache_knows_the_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refs = tmp_path / "hub" / "datasets--a--b" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text(SHAS[0])
+    assert hub.pinned(Hub(name="a/b")).revision == SHAS[0]
+    assert hub.pinned(Hub(name="a/b", revision="v2")).revision == "v2"
 
 
 def test_streams_have_one_order(parquet: str) -> None:
