@@ -142,7 +142,10 @@ def open_dataset(source: Hub, streaming: bool) -> Any:
 
 
 def _text(row: Mapping[str, Any], source: Hub) -> bytes:
+    """Of a row, empty where it has none (null); ConfigError where it is no text."""
     text = row.get(source.field)
+    if text is None:
+        return b""
     if not isinstance(text, str):
         raise ConfigError(f"data.field={source.field}: {source.name} has no text there but {type(text).__name__}")
     return text.encode(errors="replace")
@@ -172,6 +175,7 @@ class HubStream:
         self._rows = iter(self._dataset)
         self._left: Ids = np.zeros(0, dtype=np.int64)
         self._epoch = self._of_epoch = 0  # of_epoch: rows read in this one
+        self._has_text = False  # whether any of these was one
 
     @property
     def exact(self) -> bool:
@@ -192,12 +196,13 @@ class HubStream:
             self._of_epoch += 1
             text = _text(row, self._source)
             if text.strip():
+                self._has_text = True
                 return text
-        if not self._of_epoch:
+        if not self._has_text:
             raise ConfigError(
                 f"data.val_documents={self._source.val_documents}: {self._source.name} has no document after these"
             )
-        self._epoch, self._of_epoch = self._epoch + 1, 0
+        self._epoch, self._of_epoch, self._has_text = self._epoch + 1, 0, False
         logger.info("%s is read to its end, and again from its beginning (epoch %d)", self._source.name, self._epoch)
         self._dataset.set_epoch(self._epoch)
         self._rows = iter(self._dataset)
@@ -214,6 +219,7 @@ class HubStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._left = np.array(state["left"], dtype=np.int64)
         self._epoch, self._of_epoch = state["epoch"], state["of_epoch"]
+        self._has_text = self._of_epoch > 0
         self._dataset.set_epoch(self._epoch)
         if state["dataset"] is not None:
             self._dataset.load_state_dict(state["dataset"])

@@ -18,6 +18,7 @@ import pytest
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data import hub, network
+from stability_lab.data.corpus import TextFiles
 from stability_lab.data.hub import Hub, HubStream, stream_tokens
 from stability_lab.data.load import load
 from stability_lab.data.loader import batch_fingerprint
@@ -183,6 +184,37 @@ def test_prepared_is_the_same_text(source: Hub) -> None:
     assert data.tokenizer.decode(np.asarray(data.val)) == "".join(f"{text}<|endoftext|>" for text in TEXTS[:VAL])
     assert np.asarray(data.train)[-1] == 256
     assert load(prepared, ByteTokenizer()).fingerprint == data.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_null_is_left_out_everywhere(kind: str, tmp_path: Path) -> None:
+    rows = [None if i % 5 == 2 else f"document {i}" for i in range(40)]
+    texts = [row for row in rows if row is not None]
+    path = tmp_path / f"x.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": rows}), path)
+    else:
+        path = path.with_suffix(".jsonl")
+        path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    source = Hub(name=kind, data_files=str(path), val_documents=5)
+    data = stream_tokens(source, ByteTokenizer())
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(data.val).split("<|endoftext|>")[:-1] == texts[:4]
+    assert data.stream is not None
+    ids = data.stream(0).read(2 * len("<|endoftext|>".join(texts[4:])))
+    seen = data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]
+    assert seen == (2 * texts[4:])[: len(seen)]
+    assert len(seen) > len(texts[4:])
+    prepared = Hub(name=kind, data_files=str(path), val_documents=5, streaming=False)
+    assert [text.decode() for _, text in prepared.iterate()] == texts
+    assert [text.decode() for _, text in TextFiles(path=str(path), val_every=2).iterate()] == texts
+
+
+def test_rows_after_the_validation_split_without_any_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["some text"] * 3 + [None, " "] * 5}), tmp_path / "x.parquet")
+    source = Hub(name="parquet", data_files=str(tmp_path / "x.parquet"), val_documents=3)
+    with pytest.raises(ConfigError, match="has no document after these"):
+        HubStream(source, ByteTokenizer(), 0).read(1)
 
 
 def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkeypatch: pytest.MonkeyPatch) -> None:
