@@ -12,7 +12,8 @@ import glob
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,8 @@ from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
 
 LOCAL = ("arrow", "csv", "json", "parquet")
 """Names that mean a format of local files and no dataset of the hub."""
+VAL_DOCUMENTS, LOCAL_VAL_EVERY = 1000, 20
+"""Documents of the validation split unless `val_documents` says it; of local files at most every so-manieth."""
 LEARN_FROM_DOCUMENTS = 20_000
 """Documents after the validation split that a streamed vocabulary is learned from."""
 
@@ -51,7 +54,7 @@ class Hub:
     field: str = "text"
     streaming: bool = True
     shuffle_buffer: int = 0
-    val_documents: int = 1000
+    val_documents: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -66,8 +69,8 @@ class Hub:
                 f"shuffle_buffer={self.shuffle_buffer}: must be 0 or more, and 0 with data.streaming=false, which "
                 "draws every sample from all of the data"
             )
-        if self.val_documents < 1:
-            raise ValueError(f"val_documents={self.val_documents}: must be 1 or more")
+        if self.val_documents is not None and self.val_documents < 1:
+            raise ValueError(f"val_documents={self.val_documents}: must be 1 or more, or null")
 
     def files(self) -> list[str]:
         """Of a local dataset, sorted; ConfigError where there are none."""
@@ -76,8 +79,18 @@ class Hub:
             raise ConfigError(f"data.data_files={self.data_files}: no file matches (from {Path.cwd()})")
         return found
 
+    @functools.cached_property
+    def held_out(self) -> int:
+        """Documents of the validation split. Where local files decide, the first 20,000 documents are counted."""
+        if self.val_documents is not None or self.data_files is None:
+            return self.val_documents or VAL_DOCUMENTS
+        texts = _texts(open_dataset(self, streaming=True), self)
+        with _its_errors(self):
+            seen = sum(1 for _ in itertools.islice(texts, LOCAL_VAL_EVERY * VAL_DOCUMENTS))
+        return max(1, seen // LOCAL_VAL_EVERY)
+
     def holds_out(self, number: int) -> bool:
-        return number < self.val_documents
+        return number < self.held_out
 
     def identity(self) -> dict[str, Any]:
         keys = ("config", "split", "revision", "field", "val_documents")
@@ -106,8 +119,9 @@ class Hub:
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         """All documents, fetched to the disk first. Rows without text are left out."""
         rows = open_dataset(self, streaming=False)
-        texts = (_text(row, self) for row in rows)
-        named = ((f"{number:012d}", text) for number, text in enumerate(texts) if text.strip())
+        named = (
+            (f"{number:012d}", text) for number, text in enumerate(_text(row, self) for row in rows) if text.strip()
+        )
         return itertools.islice(named, skip, None)
 
 
@@ -151,6 +165,22 @@ def _text(row: Mapping[str, Any], source: Hub) -> bytes:
     return text.encode(errors="replace")
 
 
+def _texts(rows: Iterable[Mapping[str, Any]], source: Hub) -> Iterator[bytes]:
+    """Of the rows that have one."""
+    return (text for row in rows if (text := _text(row, source)).strip())
+
+
+@contextmanager
+def _its_errors(source: Hub) -> Iterator[None]:
+    """ConfigError for whatever the library raises while rows are read."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise hub_error(f"data.name={source.name}", error, True, "data=text") from error
+
+
 class Dataset(Protocol):
     """What a stream needs of `datasets.IterableDataset`."""
 
@@ -168,7 +198,7 @@ class HubStream:
 
     def __init__(self, source: Hub, tokenizer: Tokenizer, data_seed: int) -> None:
         self._source, self._tokenizer = source, tokenizer
-        dataset = open_dataset(source, streaming=True).skip(source.val_documents)
+        dataset = open_dataset(source, streaming=True).skip(source.held_out)
         if source.shuffle_buffer:
             dataset = dataset.shuffle(seed=data_seed % 2**63, buffer_size=source.shuffle_buffer)
         self._dataset: Dataset = dataset
@@ -199,9 +229,7 @@ class HubStream:
                 self._has_text = True
                 return text
         if not self._has_text:
-            raise ConfigError(
-                f"data.val_documents={self._source.val_documents}: {self._source.name} has no document after these"
-            )
+            raise _nothing_left(self._source)
         self._epoch, self._of_epoch, self._has_text = self._epoch + 1, 0, False
         logger.info("%s is read to its end, and again from its beginning (epoch %d)", self._source.name, self._epoch)
         self._dataset.set_epoch(self._epoch)
@@ -242,17 +270,17 @@ def stream_tokens(source: Hub, tokenizer: TokenizerOptions) -> TokenData:
 @functools.lru_cache(maxsize=2)  # a command checks, then builds, each time from the same options
 def _stream_tokens(source: Hub, tokenizer: TokenizerOptions, content: str) -> TokenData:
     dataset = open_dataset(source, streaming=True)
-    try:
-        documents = [text for row in dataset.take(source.val_documents) if (text := _text(row, source)).strip()]
+    with _its_errors(source):
+        rows = iter(dataset)
+        documents = list(_texts(itertools.islice(rows, source.held_out), source))
+        if not documents:
+            raise ConfigError(
+                f"data.val_documents={source.held_out}: the first {source.held_out} rows of {source.name}, split "
+                f"{source.split}, hold no text for validation; give a larger number"
+            )
+        if next(_texts(rows, source), None) is None:
+            raise _nothing_left(source)
         fitted = _fit(source, tokenizer, dataset, content)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise hub_error(f"data.name={source.name}", error, True, "data=text") from error
-    if not documents:
-        raise ConfigError(
-            f"data.name={source.name}: the first {source.val_documents} rows of its split {source.split} hold no text"
-        )
     dtype = ids_dtype(fitted.vocab_size)
     val = np.concatenate([np.append(fitted.encode(text), fitted.eos_id).astype(dtype) for text in documents])
     digest = hashlib.sha256(val.tobytes()).hexdigest()
@@ -275,10 +303,17 @@ def _stream_tokens(source: Hub, tokenizer: TokenizerOptions, content: str) -> To
     )
 
 
+def _nothing_left(source: Hub) -> ConfigError:
+    return ConfigError(
+        f"data.val_documents={source.held_out}: {source.name} has no document after these to train on; give a smaller "
+        "number, or more text"
+    )
+
+
 def _fit(source: Hub, tokenizer: TokenizerOptions, dataset: Any, content: str) -> Tokenizer:
     key = hashlib.sha256(f"{content}{tokenizer.id}".encode()).hexdigest()[:32]
     saved = cache_dir() / f"vocabulary-{key}.json"
     if not isinstance(tokenizer, Bpe) or saved.exists():
         return tokenizer.fit([], saved)
-    rows = dataset.skip(source.val_documents).take(LEARN_FROM_DOCUMENTS)
+    rows = dataset.skip(source.held_out).take(LEARN_FROM_DOCUMENTS)
     return tokenizer.fit([(str(i), _text(row, source)) for i, row in enumerate(rows)], saved)

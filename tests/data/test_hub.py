@@ -1,5 +1,6 @@
 """The library `datasets` for real on local files; streams that are killed and go on; no network."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stability_lab import cli
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data import hub, network
 from stability_lab.data.corpus import TextFiles
@@ -174,8 +176,6 @@ def test_validation_is_the_first_documents(source: Hub) -> None:
 
 
 def test_prepared_is_the_same_text(source: Hub) -> None:
-    import dataclasses
-
     prepared = dataclasses.replace(source, streaming=False)
     assert [text.decode() for _, text in prepared.iterate()] == TEXTS
     assert [text.decode() for _, text in prepared.iterate(100)] == TEXTS[100:]
@@ -203,7 +203,7 @@ def test_null_is_left_out_everywhere(kind: str, tmp_path: Path) -> None:
     assert data.stream is not None
     ids = data.stream(0).read(2 * len("<|endoftext|>".join(texts[4:])))
     seen = data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]
-    assert seen == (2 * texts[4:])[: len(seen)]
+    assert seen == (9 * texts[4:])[: len(seen)]
     assert len(seen) > len(texts[4:])
     prepared = Hub(name=kind, data_files=str(path), val_documents=5, streaming=False)
     assert [text.decode() for _, text in prepared.iterate()] == texts
@@ -213,8 +213,34 @@ def test_null_is_left_out_everywhere(kind: str, tmp_path: Path) -> None:
 def test_rows_after_the_validation_split_without_any_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["some text"] * 3 + [None, " "] * 5}), tmp_path / "x.parquet")
     source = Hub(name="parquet", data_files=str(tmp_path / "x.parquet"), val_documents=3)
-    with pytest.raises(ConfigError, match="has no document after these"):
-        HubStream(source, ByteTokenizer(), 0).read(1)
+    for refused in (lambda: HubStream(source, ByteTokenizer(), 0).read(1), lambda: stream_tokens(source, Gpt2())):
+        with pytest.raises(ConfigError, match=r"data\.val_documents=3: parquet has no document after these"):
+            refused()
+
+
+@pytest.mark.parametrize(("n", "expected"), [(2, 1), (59, 2), (200, 10), (20_000, 1000), (20_100, 1000)])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_of_local_files_a_twentieth_is_validation(n: int, expected: int, streaming: bool, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["ab"] * n}), tmp_path / "x.parquet")
+    source = Hub(name="parquet", data_files=str(tmp_path / "x.parquet"), streaming=streaming)
+    data = load(source, ByteTokenizer())
+    assert data.val_tokens == 3 * expected
+    assert data.stream is not None or data.train_tokens == 3 * (n - expected)
+    assert dataclasses.replace(source, val_documents=1).held_out == 1
+
+
+def test_the_hub_holds_out_a_thousand() -> None:
+    assert Hub(name="a/b").held_out == 1000  # without opening it
+
+
+def test_too_few_documents_are_refused_before_anything_is_made(
+    parquet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data=hub", "data.name=parquet", f"data.data_files={parquet}", "model.seq_len=16"]
+    words += ["data.val_documents=300", f"output_dir={tmp_path / 'out'}"]
+    assert cli.run(["train", *words]) == 2
+    assert "data.val_documents=300: parquet has no document after these" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkeypatch: pytest.MonkeyPatch) -> None:
