@@ -17,6 +17,7 @@ import numpy as np
 from stability_lab.config import ConfigError
 from stability_lab.data.formats import Region
 from stability_lab.data.memmap import TokenData
+from stability_lab.data.scan import scan
 from stability_lab.data.shards import as_tokens
 from stability_lab.data.tokenizer import TokenizerOptions, fit_without_text
 
@@ -43,9 +44,10 @@ def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:
             f"{folder} was prepared with the tokenizer {meta['tokenizer']}, and this run has {fitted.id}; choose that "
             "one with tokenizer=, or prepare the text again"
         )
+    train, val = (_checked(folder, meta, split) for split in SPLITS)
     return TokenData(
-        train=as_tokens([region.map() for region in regions(folder, meta, "train")]),
-        val=as_tokens([region.map() for region in regions(folder, meta, "val")]),
+        train=as_tokens([region.map() for region in train]),
+        val=as_tokens([region.map() for region in val]),
         vocab_size=meta["vocab_size"],
         eos_id=meta["eos_id"],
         unigram_entropy=meta["unigram_entropy"],
@@ -74,6 +76,19 @@ def regions(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:
             )
         if shard["tokens"]:
             found.append(Region(path, dtype, 0, shard["tokens"]))
+    return found
+
+
+def _checked(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:
+    """The shards of a split, read once to see that they hold what was written; then the cache remembers (`scan`)."""
+    found = regions(folder, meta, split)
+    expected = [shard["sha256"] for shard in meta[split]["shards"] if shard["tokens"]]
+    advice = "the file is damaged: delete the folder and prepare it again"
+    for region, sha256, wanted in zip(found, scan(found, meta["vocab_size"], advice).parts, expected, strict=True):
+        if sha256 != wanted:
+            raise ConfigError(
+                f"{region.path}: its SHA-256 begins with {sha256[:12]}, and {SIDECAR} has {wanted[:12]}; {advice}"
+            )
     return found
 
 

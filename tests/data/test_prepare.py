@@ -15,6 +15,7 @@ import pytest
 
 from stability_lab.config import ConfigError
 from stability_lab.data import prepare as prepare_module
+from stability_lab.data import scan as scan_module
 from stability_lab.data.corpus import Documents, TextFiles
 from stability_lab.data.load import load_prepared
 from stability_lab.data.memmap import load_tokens
@@ -200,6 +201,29 @@ def test_what_is_wrong_is_named(source: TextFiles, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no unfinished preparation and not empty"):
         prepare(source, ByteTokenizer(), tmp_path / "full")
     assert (tmp_path / "full" / "precious").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_damaged_shard(source: TextFiles, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the right size: ids that are none, and ids that are others."""
+    prepare(source, ByteTokenizer(), tmp_path / "out", shard_tokens=3000)
+    path = sorted((tmp_path / "out").glob(f"{split}-*.bin"))[-1]
+    whole = np.fromfile(path, "<u2")
+    for i, message in (
+        (9999, r"\.bin: id 9,999 at offset 7 is not in the vocabulary of 257"),
+        (0, "its SHA-256 begins"),
+    ):
+        ids = whole.copy()
+        ids[7] = i
+        ids.tofile(path)
+        with pytest.raises(ConfigError, match=message) as caught:
+            open_prepared(tmp_path / "out", ByteTokenizer())
+        assert path.name in str(caught.value)
+        assert str(caught.value).endswith("delete the folder and prepare it again")
+    whole.tofile(path)
+    open_prepared(tmp_path / "out", ByteTokenizer())
+    monkeypatch.setattr(scan_module, "_scan", lambda *_: pytest.fail("read again"))
+    open_prepared(tmp_path / "out", ByteTokenizer())
 
 
 def test_a_split_without_text(tmp_path: Path) -> None:
