@@ -83,7 +83,7 @@ def _tokens(path: Path, dtype: str | None, tokenizer: str | None, split: str) ->
     facts = {}
     if found.format == "raw" and dtype is None and (wider := looks_like_wider_ids(found.region)):
         found = recognise(path, wider)
-        facts["note"] = f"read as {wider}: as uint16 the ids would be 0 at regular places"
+        facts["note"] = f"read as {wider}: as uint16 most ids at regular places would be 0"
     facts |= {"format": found.format, "dtype": found.region.dtype.name}
     if found.documents is not None:
         facts["documents"] = len(found.documents)

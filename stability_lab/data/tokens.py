@@ -135,7 +135,7 @@ def _check_type(found: Found, vocab_size: int) -> None:
     wider = looks_like_wider_ids(region) if found.format == "raw" else None
     if wider is not None:
         raise ConfigError(
-            f"{region.path}: read as {region.dtype.name}, ids are 0 at regular places, they are probably {wider}: "
+            f"{region.path}: read as {region.dtype.name}, most ids at regular places are 0, they are probably {wider}: "
             f"set data.dtype={wider}"
         )
     if vocab_size > ID_LIMIT.get(region.dtype.name, vocab_size):

@@ -134,6 +134,17 @@ def test_a_tokenizer_that_learns_has_nothing_to_learn_from(tmp_path: Path) -> No
         TokenFiles(path=str(_ids(tmp_path, IDS))).load(Bpe(300))
 
 
+def test_a_type_that_is_too_narrow_is_refused_however_it_was_asked_for(tmp_path: Path) -> None:
+    ids = IDS % 256
+    ids[::50] = 256
+    path = _ids(tmp_path, ids)
+    with pytest.raises(ConfigError, match=r"ids\.bin: read as uint8, .* probably uint16: set data\.dtype=uint16"):
+        TokenFiles(path=str(path), dtype="uint8").load(ByteTokenizer())
+    assert TokenFiles(path=str(path), dtype="uint16").load(ByteTokenizer()).train_tokens > 4000
+    np.save(tmp_path / "insists.npy", np.fromfile(path, np.uint8))
+    assert TokenFiles(path=str(tmp_path / "insists.npy")).load(ByteTokenizer()).train_tokens > 9000
+
+
 def test_bytes_may_go_without_an_end(tmp_path: Path) -> None:
     path = _ids(tmp_path, IDS % 256, "uint8")
     data = TokenFiles(path=str(path), dtype="uint8").load(ByteTokenizer())
