@@ -103,7 +103,10 @@ def prepare(
         return meta
     if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is no unfinished preparation and not empty; give another --out")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # it, or what it is to lie in, is a file, or may not be written
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give another --out") from error
     with _locked(folder):
         state = _resume(folder, key)
         try:

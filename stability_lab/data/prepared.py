@@ -9,6 +9,7 @@ train-00000.docs.npy, ...            position of each document's first id in its
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,46 @@ def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:
 
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / SIDECAR).read_text(encoding="utf-8"))
+    """Of a finished preparation; ConfigError where something is missing in it, or is of another kind."""
+    meta = json.loads((folder / SIDECAR).read_text(encoding="utf-8"))
+    fault = _fault(meta, _SIDECAR, "")
+    for split in SPLITS:
+        fault = fault or _fault(meta[split], _SPLIT, f"{split}.")
+        for i, shard in enumerate([] if fault else meta[split]["shards"]):
+            fault = fault or _fault(shard, _SHARD, f"{split}.shards[{i}].")
+        if not fault and not sum(shard["tokens"] for shard in meta[split]["shards"]):
+            fault = f"its {split}.shards hold no token"
+    if fault:
+        raise ConfigError(f"{folder / SIDECAR} is damaged ({fault}); delete the folder and prepare it again")
+    return meta
+
+
+_SIDECAR = {
+    "key": dict,
+    "dtype": str,
+    "vocab_size": int,
+    "eos_id": int,
+    "tokenizer": str,
+    "fingerprint": str,
+    "unigram_entropy": float,
+    "dropped_documents": int,
+    "corpus": dict,
+    "train": dict,
+    "val": dict,
+}
+_SPLIT = {"shards": list, "tokens": int, "documents": int, "text_bytes": int}
+_SHARD = {"file": str, "documents_file": str, "tokens": int, "documents": int, "sha256": str}
+
+
+def _fault(found: Any, kinds: Mapping[str, type], where: str) -> str | None:
+    if not isinstance(found, dict):
+        return f"its {where.rstrip('.')} is no object"
+    for name, kind in kinds.items():
+        if name not in found:
+            return f"it has no {where}{name}"
+        if not isinstance(found[name], kind):
+            return f"its {where}{name} is no {kind.__name__}"
+    return None
 
 
 def regions(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,6 +202,39 @@ def test_what_is_wrong_is_named(source: TextFiles, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no unfinished preparation and not empty"):
         prepare(source, ByteTokenizer(), tmp_path / "full")
     assert (tmp_path / "full" / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda meta: meta.pop("val"), "it has no val"),
+        (lambda meta: meta.pop("vocab_size"), "it has no vocab_size"),
+        (lambda meta: meta.update(train=[]), "its train is no dict"),
+        (lambda meta: meta["val"].pop("shards"), r"it has no val\.shards"),
+        (lambda meta: meta["train"]["shards"][0].pop("sha256"), r"it has no train\.shards\[0\]\.sha256"),
+        (lambda meta: meta["train"]["shards"][0].update(tokens="9"), r"its train\.shards\[0\]\.tokens is no int"),
+        (lambda meta: meta["train"].update(shards=[3]), r"its train\.shards\[0\] is no object"),
+        (lambda meta: meta["val"].update(shards=[]), r"its val\.shards hold no token"),
+    ],
+)
+def test_a_damaged_sidecar(source: TextFiles, change: Callable[[dict], Any], message: str, tmp_path: Path) -> None:
+    meta = prepare(source, ByteTokenizer(), tmp_path / "out")
+    change(meta)
+    (tmp_path / "out" / "meta.json").write_text(json.dumps(meta))
+    for command in (
+        lambda: TokenFiles(path=str(tmp_path / "out")).load(ByteTokenizer()),
+        lambda: prepare(source, ByteTokenizer(), tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match=rf"meta\.json is damaged \({message}\); delete the folder"):
+            command()
+
+
+def test_a_folder_that_cannot_be_made(source: TextFiles, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=rf"{folder} cannot be made \(.*\); give another --out"):
+            prepare(source, ByteTokenizer(), folder)
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
