@@ -13,7 +13,7 @@ import numpy as np
 from stability_lab.config import ConfigError, Parser, from_plain
 from stability_lab.data.formats import CHUNK, DTYPES, Region, looks_like_wider_ids, recognise
 from stability_lab.data.hf_tokenizer import JsonTokenizer
-from stability_lab.data.prepared import VOCABULARY, is_prepared, read_sidecar, regions
+from stability_lab.data.prepared import VOCABULARY, is_prepared, read_sidecar, refuse_unfinished, regions
 from stability_lab.data.shards import Shards, Tokens
 from stability_lab.data.statistics import Statistics, statistics
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, Tokenizer, fit_without_text
@@ -77,6 +77,7 @@ def _tokens(path: Path, dtype: str | None, tokenizer: str | None, split: str) ->
             "vocab_size": meta["vocab_size"],
         }
         return Subject(facts, _chunks(found), _head(found), decoder or _prepared_decoder(path, meta))
+    refuse_unfinished(path)
     if path.is_dir():
         raise ConfigError(f"{path} is neither a run's folder (config.yaml) nor prepared data (meta.json); name a file")
     found = recognise(path, dtype or "uint16")

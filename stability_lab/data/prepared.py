@@ -25,6 +25,8 @@ from stability_lab.data.tokenizer import TokenizerOptions, fit_without_text
 FORMAT = "stability_lab-tokens-1"
 SIDECAR = "meta.json"
 VOCABULARY = "vocabulary.json"
+PROGRESS, LOCK = "progress.json", ".lock"
+"""In a folder whose preparation is under way or was interrupted."""
 SPLITS = ("train", "val")
 
 
@@ -34,6 +36,14 @@ def is_prepared(folder: Path) -> bool:
         return json.loads((folder / SIDECAR).read_text(encoding="utf-8"))["format"] == FORMAT
     except (OSError, ValueError, TypeError, KeyError):
         return False
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """ConfigError for a folder in which `data prepare` has not come to its end: its shards are not all there are."""
+    if not is_prepared(folder) and ((folder / PROGRESS).is_file() or (folder / LOCK).is_file()):
+        raise ConfigError(
+            f"{folder} is unfinished: run the same data prepare with --out {folder} again, which goes on where it was"
+        )
 
 
 def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:

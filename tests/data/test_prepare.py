@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stability_lab import cli
 from stability_lab.config import ConfigError
 from stability_lab.data import prepare as prepare_module
 from stability_lab.data import scan as scan_module
@@ -122,6 +123,9 @@ def test_an_interrupted_call_goes_on(
         assert not is_prepared(tmp_path / "parts")
         skipped = json.loads((tmp_path / "parts" / "progress.json").read_text())["read"]
         assert 50 < skipped <= after
+        with pytest.raises(ConfigError, match="parts is unfinished: run the same data prepare"):
+            TokenFiles(path=str(tmp_path / "parts")).load(ByteTokenizer())
+        assert cli.run(["data", "inspect", str(tmp_path / "parts")]) == 2
     prepare(source, tokenizer, tmp_path / "parts", **options)
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
 
@@ -270,6 +274,8 @@ def test_a_split_without_text(tmp_path: Path) -> None:
 def test_two_at_once(source: TextFiles, tmp_path: Path) -> None:
     class Nosy(Breaks):
         def iterate(self, skip: int = 0) -> Iterator[tuple[str, bytes]]:
+            with pytest.raises(ConfigError, match="out is unfinished"):  # before its first shard is complete
+                TokenFiles(path=str(tmp_path / "out")).load(ByteTokenizer())
             with pytest.raises(ConfigError, match="being prepared by another process"):
                 prepare(source, ByteTokenizer(), tmp_path / "out")
             return super().iterate(skip)
