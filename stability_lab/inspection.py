@@ -141,16 +141,13 @@ def _config(folder: Path) -> Any:
 
 
 def _block(subject: Subject, path: Path, sample: int) -> dict[str, Any]:
+    decoder = subject.tokenizer
     try:
-        found = statistics(subject.chunks, sample)
+        found = statistics(subject.chunks if decoder is None else _decodable(subject.chunks, decoder, path), sample)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; read as {subject.facts['dtype']}, is it of another --dtype?") from error
-    decoder = subject.tokenizer
-    if decoder is not None and found.largest_id >= decoder.vocab_size:
-        raise ConfigError(
-            f"{path}: id {found.largest_id:,} is not in the tokenizer's vocabulary of {decoder.vocab_size:,}; "
-            "choose another --tokenizer"
-        )
     return {
         "file": str(path),
         **subject.facts,
@@ -162,6 +159,20 @@ def _block(subject: Subject, path: Path, sample: int) -> dict[str, Any]:
         "sample": _text(subject.head, decoder),
         "repeats": _repeats(found),
     }
+
+
+def _decodable(chunks: Iterator[np.ndarray], tokenizer: Tokenizer, path: Path) -> Iterator[np.ndarray]:
+    """The same chunks; ConfigError with the place of the first id that the tokenizer has not got."""
+    before = 0
+    for ids in chunks:
+        if ids.min() >= 0 and ids.max() >= tokenizer.vocab_size:  # negative ones are of another type: see `statistics`
+            at = int(np.argmax(ids >= tokenizer.vocab_size))
+            raise ConfigError(
+                f"{path}: id {ids[at]:,} at offset {before + at:,} is not in the tokenizer's vocabulary of "
+                f"{tokenizer.vocab_size:,}; choose another --tokenizer"
+            )
+        yield ids
+        before += len(ids)
 
 
 def _repeats(found: Statistics) -> dict[str, Any]:

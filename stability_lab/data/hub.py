@@ -28,6 +28,7 @@ from stability_lab.data.shards import Ids
 from stability_lab.data.text import Document
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
 
+INSTEAD = "data=text, data=sotu or data=synthetic"
 LOCAL = ("arrow", "csv", "json", "parquet")
 """Names that mean a format of local files and no dataset of the hub."""
 VAL_DOCUMENTS, LOCAL_VAL_EVERY = 1000, 20
@@ -64,6 +65,8 @@ class Hub:
                 f"data_files={self.data_files or 'null'}: files, or a glob of them, go with data.name="
                 f"{', '.join(LOCAL)}, and only with these"
             )
+        if self.data_files is not None and self.split.partition("[")[0] != "train":
+            raise ValueError(f"split={self.split}: must be train or a part of it, local files have no other")
         if self.shuffle_buffer < 0 or (self.shuffle_buffer and not self.streaming):
             raise ValueError(
                 f"shuffle_buffer={self.shuffle_buffer}: must be 0 or more, and 0 with data.streaming=false, which "
@@ -129,9 +132,10 @@ def open_dataset(source: Hub, streaming: bool) -> Any:
     """A `datasets.Dataset`, or an `IterableDataset`, of the text column; ConfigError for what the library raises."""
     files = source.files() if source.data_files else None
     online = files is not None or use_hub()
-    key, instead = f"data.name={source.name}", "data=text, data=sotu or data=synthetic"
     if not online and not is_cached("datasets", source.name):
-        raise hub_error(key, None, online, instead)  # at once: importing the library takes seconds
+        raise hub_error(
+            f"data.name={source.name}", None, online, INSTEAD
+        )  # at once: importing the library takes seconds
     import datasets
     import datasets.config
 
@@ -148,7 +152,7 @@ def open_dataset(source: Hub, streaming: bool) -> Any:
             streaming=streaming,
         )
     except Exception as error:
-        raise hub_error(key, error, online, instead) from error
+        raise _sentence(source, error, online) from error
     columns = dataset.column_names
     if columns is not None and source.field not in columns:
         raise ConfigError(f"data.field={source.field}: {source.name} has the columns {', '.join(columns)}")
@@ -178,7 +182,24 @@ def _its_errors(source: Hub) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise hub_error(f"data.name={source.name}", error, True, "data=text") from error
+        raise _sentence(source, error, online=True) from error
+
+
+def _sentence(source: Hub, error: Exception, online: bool) -> ConfigError:
+    if isinstance(error, KeyError) and error.args == (source.field,):  # columns that only the first row shows
+        return ConfigError(
+            f"data.field={source.field}: {source.name} has no column of that name; name the one with text"
+        )
+    if source.data_files is None:
+        return hub_error(f"data.name={source.name}", error, online, INSTEAD)
+    cause = error
+    if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
+        cause = error.__cause__  # the other one says only that there was one
+    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    return ConfigError(
+        f"data.data_files={source.data_files}: cannot be read as data.name={source.name} ({reason.rstrip('.')}); mend "
+        "the file, or name the format that it has"
+    )
 
 
 class Dataset(Protocol):

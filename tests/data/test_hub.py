@@ -311,6 +311,11 @@ def test_without_a_network_the_cache_knows_the_revision(monkeypatch: pytest.Monk
     assert hub.pinned(Hub(name="a/b", revision="v2")).revision == "v2"
 
 
+def test_a_part_of_a_local_file(parquet: str) -> None:
+    source = Hub(name="parquet", data_files=parquet, split="train[10:13]", val_documents=1, streaming=False)
+    assert [text.decode() for _, text in source.iterate()] == [row for row in ROWS[10:13] if row.strip()]
+
+
 def test_streams_have_one_order(parquet: str) -> None:
     data = stream_tokens(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer())
     with pytest.raises(ConfigError, match="sampling=random_window: a stream is read in its own order"):
@@ -325,6 +330,7 @@ def test_streams_have_one_order(parquet: str) -> None:
         ({"name": "a/b", "data_files": "x"}, "^data_files=x: files, or a glob"),
         ({"name": "a/b", "shuffle_buffer": -1}, "^shuffle_buffer=-1"),
         ({"name": "a/b", "shuffle_buffer": 5, "streaming": False}, "^shuffle_buffer=5: must be 0"),
+        ({"name": "json", "data_files": "x", "split": "test"}, "^split=test: must be train"),
         ({"name": "a/b", "val_documents": 0}, "^val_documents=0"),
     ],
 )
@@ -334,20 +340,37 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 def test_what_is_wrong_is_named(parquet: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    bad = {kind: str(tmp_path / f"bad.{kind}") for kind in ("parquet", "jsonl")}
+    Path(bad["parquet"]).write_bytes(b"PAR1")
+    Path(bad["jsonl"]).write_text('{"text": "a"}\n{"text": "b"}\n{"text": broken\n')
     cases: list[tuple[dict[str, Any], str]] = [
         ({"data_files": "none*.parquet"}, r"data\.data_files=none\*\.parquet: no file matches"),
         ({"data_files": parquet, "field": "body"}, r"data\.field=body: parquet has the columns id, text"),
         ({"data_files": parquet, "field": "id"}, r"data\.field=id: parquet has no text there but int"),
-        ({"data_files": parquet, "split": "test"}, r"data\.name=parquet: "),
-        ({"data_files": str(tmp_path / "bad.parquet")}, r"data\.name=parquet: "),
+        (
+            {"data_files": bad["parquet"]},
+            r"data\.data_files=.*bad\.parquet: cannot be read as data\.name=parquet \(.+\); mend",
+        ),
+        (
+            {"name": "json", "data_files": bad["jsonl"]},
+            r"bad\.jsonl: cannot be read as data\.name=json \(.* in row 2\); mend",
+        ),
+        ({"name": "arrow", "data_files": bad["jsonl"]}, r"bad\.jsonl: cannot be read as data\.name=arrow \(.+\); mend"),
     ]
     for options, message in cases:
-        with pytest.raises(ConfigError, match=message):
-            stream_tokens(Hub(name="parquet", **options), ByteTokenizer())
+        for streaming in (True, False):
+            with pytest.raises(ConfigError, match=message):
+                load(Hub(**{"name": "parquet", "streaming": streaming, **options}), ByteTokenizer())
     source = Hub(name="parquet", data_files=parquet, val_documents=300)
     with pytest.raises(ConfigError, match=r"data\.val_documents=300: parquet has no document after these"):
         HubStream(source, ByteTokenizer(), 0).read(1)
+
+
+def test_a_column_that_only_the_rows_can_tell() -> None:
+    """As of streamed CSV. The error is made here, because the library leaves the file open after a real one."""
+    source = Hub(name="csv", data_files="x.csv", field="body")
+    with pytest.raises(ConfigError, match=r"data\.field=body: csv has no column of that name"), hub._its_errors(source):
+        raise KeyError("body")
 
 
 @pytest.fixture
