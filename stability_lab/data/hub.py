@@ -233,6 +233,16 @@ class HubStream:
         return self._source.shuffle_buffer == 0
 
     def read(self, n: int) -> Ids:
+        """RuntimeError with one sentence where the hub or a file fails in the middle of training."""
+        try:
+            return self._read(n)
+        except ConfigError:
+            raise
+        except Exception as error:
+            # Without the library's own error, which a traceback would show, access tokens and all.
+            raise RuntimeError(str(_sentence(self._source, error, online=True))) from None
+
+    def _read(self, n: int) -> Ids:
         parts, missing = [self._left], n - len(self._left)
         while missing > 0:
             ids = self._tokenizer.encode(self._next())

@@ -71,10 +71,19 @@ def hub_error(key: str, error: BaseException | None, online: bool, instead: str)
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if os.environ.get(name):
-            reason = reason.replace(os.environ[name], "***")
-    return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
+    return ConfigError(
+        f"{key}: the hub does not give it ({without_tokens(reason)}); check the name, or your access to it"
+    )
+
+
+def without_tokens(text: str) -> str:
+    """The text, with what is or looks like an access token of the hub blotted out: of the environment or a login."""
+    import huggingface_hub
+
+    known = [os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")]
+    for token in filter(None, [*known, huggingface_hub.get_token()]):
+        text = text.replace(token, "***")
+    return re.sub(r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}", "***", text)
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -468,6 +470,42 @@ def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> No
     error = network.hub_error("data.name=a/b", RuntimeError("401 for hf_secret\nmore"), True, "data=text")
     assert "hf_secret" not in str(error)
     assert "401 for ***" in str(error)
+
+
+def test_a_saved_login_is_blotted_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "token").write_text("saved-by-login")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    other = "hf_" + "a1B2" * 8
+    error = network.hub_error("data.name=a/b", RuntimeError(f"401: saved-by-login, {other}."), True, "data=text")
+    assert "(401: ***, ***.)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence"),
+    [
+        (httpx.ReadTimeout("for hf_secret"), "data.name=a/b: the hub cannot be reached"),
+        (ValueError("403 for hf_secret"), r"data.name=a/b: the hub does not give it \(403 for \*\*\*\)"),
+    ],
+)
+def test_what_breaks_in_the_middle_says_no_token(
+    raised: Exception, sentence: str, parquet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    stream = HubStream(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer(), 0)
+    stream.read(10)
+
+    def rows() -> Iterator[Any]:
+        yield {"text": "x"}
+        raise raised
+
+    stream._source, stream._rows = Hub(name="a/b"), rows()
+    with pytest.raises(RuntimeError, match=sentence) as caught:
+        stream.read(10_000)
+    assert "hf_secret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_errors_of_the_network_are_told_from_others() -> None:
