@@ -101,6 +101,60 @@ def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(value, value - half, value + half, p, n, "welch", needed)
 
 
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests of |mean of a - b| < `margin`. `p` is the larger of the two; `low` and `high` are the 95%
+    interval of the difference, None with one pair, as is `p`. `pairs_needed`: so many show equality with 80% chance,
+    were the true difference 0; None where it is shown, or more than 1,000 would be needed.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    margin: float
+    n: int
+    pairs_needed: int | None = None
+
+
+def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
+    """Are pairs equal within +-`margin`, in the unit of the values? Raises `ValueError` unless as many, and a margin
+    above 0."""
+    if not margin > 0:
+        raise ValueError(f"margin is {margin}, but must be above 0")
+    d = paired_difference(a, b)
+    if d.low is None or d.high is None:
+        return Equivalence(d.value, None, None, None, margin, d.n)
+    error = (d.high - d.value) / _critical(d.n - 1)
+    if error == 0:
+        p = 0.0 if abs(d.value) < margin else 1.0
+    else:
+        # The nearer end of the margin decides.
+        p = float(stats.t.sf((margin - abs(d.value)) / error, d.n - 1))
+    spread = error * math.sqrt(d.n)
+    needed = _smallest_n(margin / spread, lambda n: n - 1, math.sqrt, POWER, _tost_power) if spread > 0 else None
+    return Equivalence(d.value, d.low, d.high, p, margin, d.n, needed if p > 1 - LEVEL else None)
+
+
+def _tost_power(noncentrality: float, df: float) -> float:
+    """Chance that both one-sided tests reject where the true difference is 0 and `noncentrality` the margin over the
+    standard error. They cannot both fail, so that their chances of failing add."""
+    return max(0.0, 2 * float(stats.nct.sf(stats.t.ppf(LEVEL, df), df, noncentrality)) - 1)
+
+
+def seeds_for(difference: Difference, effect: float) -> int | None:
+    """Seeds in each arm that would find a true difference `effect` at the spread of this one; None above 1,000, or
+    where one pair says nothing of a spread."""
+    if difference.low is None or difference.high is None or effect == 0:
+        return None
+    n, half = difference.n, difference.high - difference.value
+    if half == 0:
+        return 2
+    if difference.method == "paired":
+        return paired_seeds(effect, half / _critical(n - 1) * math.sqrt(n))
+    return unpaired_seeds(effect, half / _critical(2 * n - 2) * math.sqrt(n / 2))
+
+
 def holm(ps: Sequence[float | None]) -> list[float | None]:
     """p values adjusted for their number by Holm's step-down rule; None stays None and does not count."""
     known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
@@ -130,17 +184,23 @@ def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
     return float(stats.nct.sf(limit, df, noncentrality) + stats.nct.cdf(-limit, df, noncentrality))
 
 
-def _smallest_n(size: float, df: Callable[[int], int], root: Callable[[int], float], power: float) -> int | None:
+def _smallest_n(
+    size: float,
+    df: Callable[[int], int],
+    root: Callable[[int], float],
+    power: float,
+    chance: Callable[[float, float], float] = t_power,
+) -> int | None:
     if size == 0:
         return None
     low, high = 2, 2
-    while t_power(size * root(high), df(high)) < power:
+    while chance(size * root(high), df(high)) < power:
         if high > MOST_SEEDS:
             return None
         low, high = high, 2 * high
     while low < high:
         middle = (low + high) // 2
-        if t_power(size * root(middle), df(middle)) < power:
+        if chance(size * root(middle), df(middle)) < power:
             low = middle + 1
         else:
             high = middle
