@@ -19,18 +19,25 @@ from stability_lab.reproduction.report import claim_table, load, page
 
 if TYPE_CHECKING:
     from stability_lab.analysis.runs import RunRecord
+    from stability_lab.cost import Timing
     from stability_lab.reproduction.jobs import Sweep
 
+MISSING = "-"
 OUT = Path("outputs/reproduction")
 DATA, FIGURES = "data", "figures"
+PLAN_HEADER = ("part", "runs", "there", "parameters", "tokens a run", "ETA", "at most", "known from")
 STOPPED = (130, 143)
+# Of a part: its sweeps, its row of the table, and the seconds that the runs left will take.
+Plan = tuple[list["Sweep"], tuple[str, ...], float]
 
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.name is None:
         if len(argv):
-            raise ConfigError(f"reproduce {' '.join(argv)}: name what to reproduce: one of {', '.join(reproductions())}")
+            raise ConfigError(
+                f"reproduce {' '.join(argv)}: name what to reproduce: one of {', '.join(reproductions())}"
+            )
         print(_listing())
         return 0
     reproduction = find(args.name)
@@ -38,13 +45,14 @@ def main(argv: Sequence[str]) -> int:
     if args.report_only:
         return _report_only(reproduction, parts, args)
     _check_output(args.out)
-    plans = {part.part: _plan(part, args.scale) for part in parts}
+    timings: dict[str, Timing] = {}
+    plans = {part.part: _plan(part, args.scale, timings) for part in parts}
     print(_plan_text(parts, args.scale, plans, with_commands=args.dry_run), flush=True)
     if args.dry_run:
         return 0
     code = 0
     for part in parts:
-        made, _ = plans[part.part]
+        made = plans[part.part][0]
         for sweep in made:
             code = max(code, _run(part, args.scale, sweep))
             if code in STOPPED:
@@ -58,8 +66,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="stability_lab reproduce",
-        description="Tests the claims of a paper, or of teaching texts: shows plan and time, makes the runs that are not "
-        "there yet through `train -m` (below outputs/reproduction), and ends with a table of verdicts. Without NAME it "
+        description="Tests the claims of a paper, or of teaching texts: shows plan and time, makes the runs that are "
+        "not there yet through `train -m` (below outputs/reproduction), and ends with a table of verdicts. Without NAME it "
         "lists what there is.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME")
@@ -86,9 +94,6 @@ def _listing() -> str:
     return text_table(Table("What can be reproduced", header, tuple(rows), notes))
 
 
-MISSING = "-"
-
-
 def _parts(reproduction: Reproduction, asked: str | None, scale: str) -> list[Part]:
     """ConfigError where a part that was asked for has not that scale, or none has."""
     parts = reproduction.select(asked)
@@ -113,15 +118,12 @@ def _report_only(reproduction: Reproduction, parts: Sequence[Part], args: argpar
     return 0
 
 
-Plan = tuple[list["Sweep"], str]  # the sweeps of a part, and a row of the table as text
-PLAN_HEADER = ("part", "runs", "there", "parameters", "tokens a run", "ETA", "at most", "known from")
-
-
-def _plan(part: Part, scale: str) -> tuple[list[Sweep], tuple[str, ...]]:
+def _plan(part: Part, scale: str, timings: dict[str, Timing]) -> Plan:
+    """The sweeps of a part, and its row of the table."""
     minutes = part.at(scale).minutes
     limit = MISSING if minutes is None else f"{minutes:g} min"
     if part.compute is not None:
-        return [], (part.part, "computed", MISSING, MISSING, MISSING, MISSING, limit, "no training")
+        return [], (part.part, "computed", MISSING, MISSING, MISSING, MISSING, limit, "no training"), 0.0
     from stability_lab.reproduction import jobs
 
     made = jobs.sweeps(part, scale)
@@ -129,25 +131,16 @@ def _plan(part: Part, scale: str) -> tuple[list[Sweep], tuple[str, ...]]:
     every = [job for sweep in made for job in sweep.jobs]
     sizes = sorted({jobs.flops_and_parameters(sweep.jobs[0])[1] for sweep in made})
     tokens = sorted({jobs.tokens_of(job) for job in every})
-    estimate = jobs.estimate(made, done, jobs.workers_of(part, scale), scale)
-    return made, (
-        part.part,
-        str(len(every)),
-        str(len(done)),
-        _span(sizes),
-        _span(tokens),
-        _duration(estimate.seconds),
-        limit,
-        estimate.how,
-    )
+    estimate = jobs.estimate(made, done, jobs.workers_of(part, scale), scale, timings)
+    counts = str(len(every)), str(len(done)), _span(sizes), _span(tokens)
+    return made, (part.part, *counts, _duration(estimate.seconds), limit, estimate.how), estimate.seconds
 
 
-def _plan_text(
-    parts: Sequence[Part], scale: str, plans: Mapping[str, tuple[list[Sweep], tuple[str, ...]]], with_commands: bool
-) -> str:
+def _plan_text(parts: Sequence[Part], scale: str, plans: Mapping[str, Plan], with_commands: bool) -> str:
     rows = tuple(plans[part.part][1] for part in parts)
     title = f"{parts[0].name} at scale {scale}"
-    blocks = [text_table(Table(title, PLAN_HEADER, rows))]
+    total = sum(plans[part.part][2] for part in parts)
+    blocks = [text_table(Table(title, PLAN_HEADER, rows)), f"total {_duration(total)}, on a machine as busy as now"]
     if with_commands:
         blocks += [sweep.command for part in parts for sweep in plans[part.part][0]]
     return "\n".join(blocks)

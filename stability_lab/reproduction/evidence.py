@@ -99,7 +99,7 @@ def read(path: Path, delta: float = 1.0) -> Evidence:
     """ConfigError where the file is missing or damaged. `delta` is the D by which a run counts as diverged."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        head, rest = lines[0], lines[1:]
+        head, *rest = (dict(line) for line in lines)
         values = {name: value for line in rest if "values" in line for name, value in line["values"].items()}
         runs = tuple(_run(line, path, delta) for line in rest if "arm" in line)
         return Evidence(head, runs, values)

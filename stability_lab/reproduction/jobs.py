@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from stability_lab import __version__
 from stability_lab.analysis.runs import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, read_command_line
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, from_plain
 from stability_lab.naming import CONFIG, MANIFEST, read_object
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.evidence import Run
 from stability_lab.tracking.manifest import fingerprint
+
+if TYPE_CHECKING:
+    from stability_lab.cost import Timing
 
 RUNS = "outputs/reproduction"
 # Where no GPU is at hand to measure on: this part of an H200's dense bf16 peak. An assumption, and printed as one.
@@ -60,22 +64,27 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     """All of a part, in the order in which they run. ConfigError where the part has not that scale."""
     scale = part.at(scale_name)
     workers = _workers(scale_name, scale.workers)
+    # One thread, however many workers there are: one and two threads round differently.
+    device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
+    axes = [f"optimizer.lr={','.join(f'{lr:g}' for lr in scale.lrs)}"] if scale.lrs else []
+    axes += [f"seed={','.join(map(str, scale.seeds))}", f"output_dir={RUNS}", f"group={group_of(part, scale_name)}"]
+    launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers > 1 else []
     made = []
     for setting, setting_words in part.settings_at(scale_name).items():
         for arm, arm_words in part.arms.items():
-            words = ["-m", f"+experiment={scale.experiment}", *scale.overrides, *setting_words, *arm_words]
-            if scale.lrs:
-                words.append(f"optimizer.lr={','.join(f'{lr:g}' for lr in scale.lrs)}")
-            words.append(f"seed={','.join(map(str, scale.seeds))}")
-            words += [f"output_dir={RUNS}", f"group={group_of(part, scale_name)}"]
-            # One thread, however many workers there are: one and two threads round differently.
-            words += ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
-            if workers > 1:
-                words += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}"]
-            composed = compose_jobs(read_command_line(words))
-            jobs = (Job(arm, setting, _lr(scale.lrs, c), c.config.seed, c) for c in composed)
-            made.append(Sweep(tuple(words), tuple(jobs)))
+            words = [f"+experiment={scale.experiment}", *scale.overrides, *setting_words, *arm_words, *device]
+            (composed,) = compose_jobs(read_command_line(words))
+            jobs = [_job(arm, setting, lr, seed, composed) for lr in scale.lrs or (None,) for seed in scale.seeds]
+            made.append(Sweep(("-m", *words, *axes, *launcher), tuple(jobs)))
     return made
+
+
+def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> Job:
+    """Composing takes a quarter of a second, and rates and seeds are plain values of what was composed."""
+    plain = {**composed.plain, "seed": seed}
+    if lr is not None:
+        plain["optimizer"] = {**plain["optimizer"], "lr": lr}
+    return Job(arm, setting, lr, seed, composed._replace(config=from_plain(plain), plain=plain))
 
 
 def workers_of(part: Part, scale_name: str) -> int:
@@ -116,24 +125,34 @@ class Estimate:
     how: str
 
 
-def estimate(made: Sequence[Sweep], done: Mapping[str, RunRecord], workers: int, scale: str) -> Estimate:
+def estimate(
+    made: Sequence[Sweep],
+    done: Mapping[str, RunRecord],
+    workers: int,
+    scale: str,
+    known: MutableMapping[str, Timing],
+) -> Estimate:
     """From the speed of runs that are there, else from a few steps of one run here; without a GPU, those that need one
-    from their FLOPs."""
+    from their FLOPs. `known` keeps what was measured: parts that share a base share its speed."""
     left = [job for sweep in made for job in sweep.jobs if job.digest not in done]
     if not left:
         return Estimate(0.0, "all runs are there")
     if speeds := [speed for run in done.values() if (speed := run.metric("tokens_per_s"))]:
         seconds = sum(tokens_of(job) for job in left) / median(speeds)
         return Estimate(seconds / workers, "from the speed of the runs that are there")
-    from stability_lab.cost import measure, scaled
+    from stability_lab.cost import measure, scaled, speed_key
 
     first = left[0].composed.config
     flops = [flops_of(job) for job in left]
     if scale != "cpu" and not _has_cuda():
         seconds = sum(flops) / (ASSUMED_SHARE * H200_FLOPS)
-        return Estimate(seconds, f"no GPU here: {sum(flops):.2g} FLOPs at an assumed {ASSUMED_SHARE:.0%} of an H200's peak")
-    timing = measure(first)
-    seconds = 0.0
+        return Estimate(
+            seconds, f"no GPU here: {sum(flops):.2g} FLOPs at an assumed {ASSUMED_SHARE:.0%} of an H200's peak"
+        )
+    key = speed_key(first)
+    if key not in known:
+        known[key] = measure(first)
+    timing, seconds = known[key], 0.0
     for job, total in zip(left, flops, strict=True):
         steps = job.composed.config.trainer.max_steps
         own = scaled(timing, flops[0] / first.trainer.max_steps, total / steps)
@@ -166,10 +185,6 @@ def flops_and_parameters(job: Job) -> tuple[int, int]:
     with torch.device("meta"):
         model = build_model(config, vocab, fill_seams(build_stabilizers(config)))
     return flops_per_token(model), parameter_counts(model)["total"]
-
-
-def _lr(lrs: Sequence[float], composed: Composed) -> float | None:
-    return composed.config.optimizer.lr if lrs else None
 
 
 def _workers(scale: str, most: int | None) -> int:

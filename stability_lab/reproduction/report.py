@@ -50,7 +50,8 @@ def page(reproduction: Reproduction, found: Found) -> str:
 def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
     """Claim, published value, ours with its interval, scale, verdict."""
     rows = [
-        (j.claim.statement, j.claim.printed, shown(j.finding), scale, _verdict(j.finding), j.claim.where) for j in judged
+        (j.claim.statement, j.claim.printed, shown(j.finding), scale, _verdict(j.finding), j.claim.where)
+        for j in judged
     ]
     header = ("claim", "published", "ours", "scale", "verdict", "source")
     return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
@@ -119,7 +120,9 @@ def _ladder_row(arm: str, ladder: Ladder) -> tuple[str, ...]:
         s = ladder.sensitivity
         sensitivity = shown(Finding("", s.value, s.low, s.high)) + (" (at chance)" if ladder.at_chance else "")
     usable = ladder.usable
-    best = MISSING if ladder.best_lr is None else f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    best = (
+        MISSING if ladder.best_lr is None else f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    )
     return (
         arm,
         sensitivity,

@@ -8,9 +8,7 @@ from torch import nn
 from stability_lab.config import OptimizerConfig
 
 
-def parameter_groups(
-    model: nn.Module, decay_embeddings: bool = False
-) -> dict[str, list[tuple[str, nn.Parameter]]]:
+def parameter_groups(model: nn.Module, decay_embeddings: bool = False) -> dict[str, list[tuple[str, nn.Parameter]]]:
     """`decay`: matrices of linear layers. `no_decay`: embeddings (a tied head is one) unless `decay_embeddings`,
     biases, gains, temperatures.
 
