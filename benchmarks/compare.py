@@ -26,7 +26,7 @@ LAYERS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="How long compare takes.")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--json", action="store_true")

@@ -1,4 +1,4 @@
-"""Mutation check: each mutant must turn its test red (started by scripts/mutate.sh, standard library only).
+"""Mutation check: each mutant must turn its test red (started by scripts/mutate.sh).
 
 A mutant is one exact replacement in one file of a temporary copy of the checkout. The copy is first tested as
 it is, because a test that is red anyway notices nothing. Exit code 0 if every mutant was noticed, 1 if one
@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
 TEST_LIMIT_S = 600
@@ -73,7 +75,7 @@ TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_
 COMPARISON, STATISTICS = "stability_lab/analysis/comparison.py", "stability_lab/analysis/statistics.py"
 COMPARABILITY, GROUPING = "stability_lab/analysis/comparability.py", "stability_lab/analysis/grouping.py"
 LADDERS, FACTORIAL = "stability_lab/analysis/ladders.py", "stability_lab/analysis/factorial.py"
-TEST_COMPARE, TEST_STATISTICS = "tests/analysis/test_compare_runs.py", "tests/analysis/test_statistics.py"
+TEST_COMPARE, TEST_STATISTICS = "tests/analysis/test_compare_runs.py", "tests/analysis/test_intervals.py"
 TEST_GROUPING, TEST_LADDERS = "tests/analysis/test_grouping.py", "tests/analysis/test_ladders.py"
 TEST_FACTORIAL = "tests/analysis/test_factorial.py"
 WANDB, WANDB_FILES = "stability_lab/tracking/wandb.py", "stability_lab/tracking/wandb_files.py"
@@ -90,6 +92,7 @@ TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/analysis/test_lo
 TEST_CHECKPOINT, TEST_LOOP_STATE = "tests/training/test_checkpoint.py", "tests/training/test_loop_state.py"
 TEST_RESUME, TEST_LOCK, TEST_SIGNALS = "tests/test_resume.py", "tests/test_lock.py", "tests/test_signals.py"
 TEST_JSONL = "tests/tracking/test_jsonl.py"
+SWEEP, TEST_SWEEP = "stability_lab/sweep.py", "tests/test_sweep.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
@@ -489,10 +492,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/judge/test_lr_sensitivity.py::test_published_decimals_at_the_limits",
     ),
     Mutant(
-        "stability_lab/record.py",
-        'self.no_norm.append("optim/grad_norm" not in row)',
-        "self.no_norm.append(False)",
+        "stability_lab/series.py",
+        'self._no_norm.append(row.get("optim/grad_norm") is None)',
+        "self._no_norm.append(False)",
         "tests/test_monitor.py::test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline",
+    ),
+    # Sweeps: who may still start, and what the end says of the jobs.
+    Mutant(
+        SWEEP,
+        'if self.fail_fast and record.get("status") == "failed":',
+        'if record.get("status") == "failed":',
+        f"{TEST_SWEEP}::test_a_stop_keeps_further_jobs_from_starting",
+    ),
+    Mutant(
+        SWEEP,
+        'if isinstance(record, dict) and record.get("launch") == self.launch:',
+        "if isinstance(record, dict):",
+        f"{TEST_SWEEP}::test_half_a_line_and_an_earlier_start_of_the_sweep_do_not_count",
+    ),
+    Mutant(
+        SWEEP,
+        'if not code and strict and counts["diverged"]:',
+        'if not code and counts["diverged"]:',
+        f"{TEST_SWEEP}::test_a_diverged_run_is_a_result_and_a_failed_one_an_error",
     ),
     # What score reads: gaps stay gaps, epochs are numbered through, an empty column is passed over.
     Mutant(
@@ -702,18 +724,31 @@ def main(words: list[str]) -> int:
         print(f"error: no mutant matches {' '.join(words) or 'an empty list'}.", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="stability-lab-mutants-") as folder:
-        copy = Path(folder) / "checkout"
-        shutil.copytree(ROOT, copy, ignore=left_out)
+        copies: Queue[Path] = Queue()
+        for number in range(os.cpu_count() or 1):
+            copy = Path(folder) / f"checkout-{number}"
+            shutil.copytree(ROOT, copy, ignore=left_out)
+            copies.put(copy)
+        copy = copies.get()
         check_import(copy)
-        before = run_tests(copy, sorted({mutant.test for mutant in mutants}))
+        before = run_tests(copy, ["-n", "auto", *sorted({mutant.test for mutant in mutants})])
+        copies.put(copy)
         if before.returncode != 0:
             print(before.stdout + before.stderr, file=sys.stderr)
             print("error: the tests fail without any mutant.", file=sys.stderr)
             return 1
-        results = []
-        for mutant in mutants:
-            results.append(judge(copy, mutant))
-            print(f"{results[-1]:<10} {describe(mutant)}  [{mutant.test}]", flush=True)
+
+        def tried(mutant: Mutant) -> str:
+            copy = copies.get()
+            try:
+                result = judge(copy, mutant)
+            finally:
+                copies.put(copy)
+            print(f"{result:<10} {describe(mutant)}  [{mutant.test}]", flush=True)
+            return result
+
+        with ThreadPoolExecutor(copies.qsize()) as pool:
+            results = list(pool.map(tried, mutants))
     unnoticed = sum(result != "killed" for result in results)
     print(f"{len(results) - unnoticed} of {len(results)} mutants killed")
     return int(unnoticed > 0)

@@ -9,6 +9,8 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # one of several processes: the first one has the reports of all
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None, "the strict oracle check needs pytest's terminal reporter"
     stats = reporter.stats

@@ -10,9 +10,11 @@ python="$(bash "$root/scripts/setup.sh" dev)"
 # Threads that wait by spinning make a shared machine ten times slower; waiting asleep costs an idle one some percent.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
 cd "$root"
+# One process a core; a test that is free goes to whichever process has nothing left to do.
+parallel=(-n auto --dist worksteal)
 
 if [ "$#" -eq 0 ]; then
-    exec "$python" -m pytest -m "not slow and not gpu"
+    exec "$python" -m pytest "${parallel[@]}" -m "not slow and not gpu"
 elif [ "$1" != --all ]; then
     exec "$python" -m pytest "$@"
 fi
@@ -20,7 +22,7 @@ shift
 
 failed=()
 PYTHONPATH="$root/scripts${PYTHONPATH:+:$PYTHONPATH}" \
-    "$python" -m pytest -p strict_oracles -m "not gpu" "$@" || failed+=(pytest)
+    "$python" -m pytest "${parallel[@]}" -p strict_oracles -m "not gpu" "$@" || failed+=(pytest)
 "$python" -m ruff check || failed+=("ruff check")
 "$python" -m ruff format --check || failed+=("ruff format")
 "$python" -m pyright --pythonpath "$python" || failed+=(pyright)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +25,9 @@ def main(argv: Sequence[str]) -> int:
     _check_output(args)
     paths = [path for given in args.paths for path in _local(given)]
     runs, faults = find_runs(paths)
-    comparison = compare(runs, args.metric, [key for given in args.by for key in given.split(",")], args.baseline)
+    by = [key for given in args.by for key in given.split(",")]
+    comparison = compare(runs, args.metric, by, args.baseline, faults)
     made = _render(args.format, comparison, command)
-    if faults and args.format == "table":
-        made += "\n".join(["\n\nLeft out", *(f"- {fault}" for fault in faults)])
     if args.suggest and args.format == "table":
         made += "\n\n" + "\n".join(["Next", *suggest(comparison)])
     figures = draw(comparison, args.figures, args.figure_format) if args.figures else []
@@ -120,7 +120,12 @@ def _publish(
 ) -> str:
     from stability_lab.tracking.wandb_workspace import publish
 
-    tracking = next((tracking for run in runs if isinstance(tracking := run.config.get("tracking"), dict)), {})
+    found = Counter(
+        (tracking.get("entity"), str(tracking.get("project") or "stability_lab"))
+        for run in runs
+        if isinstance(tracking := run.config.get("tracking"), dict)
+    )
+    (entity, project), _ = found.most_common(1)[0] if found else ((None, "stability_lab"), 0)
     folder = args.figures or (args.out.parent if args.out else Path.cwd())
     content = {
         "title": f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
@@ -131,5 +136,4 @@ def _publish(
         "by": list(comparison.grouping.by),
         "arms": list(comparison.grouping.arms),
     }
-    project = str(tracking.get("project") or "stability_lab")
-    return publish(content, figures, tracking.get("entity"), project, folder / "wandb_workspace.json")
+    return publish(content, figures, entity, project, folder / "wandb_workspace.json")

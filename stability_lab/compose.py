@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     parser = get_args_parser()
     parser.error = _refuse  # pyright: ignore[reportAttributeAccessIssue]
     args = parser.parse_intermixed_args(list(argv))
+    args.overrides = [_quoted_path(text) for text in args.overrides]
+    argv = [_quoted_path(text) for text in argv]
     rest, flags = list(args.overrides), []
     for token in argv:
         if rest and token == rest[0]:
@@ -143,6 +146,16 @@ def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
             notices.append(f"{keys} is ignored here: this run has no {name}")
     plain[STABILIZER] = chosen
     return {str(k): v for k, v in plain.items()}, tuple(notices)
+
+
+def _quoted_path(text: str) -> str:
+    """`resume=/my runs (1)/a` as the shell hands it over: for Hydra blanks, commas and brackets mean something."""
+    key, equals, value = text.partition("=")
+    if key.lstrip("+") != "resume" or not value or value == "null" or value[0] in "'\"":
+        return text
+    # Inside quotes a backslash is one, but before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    return f"{key}{equals}'{escaped}'"
 
 
 def _refuse(message: str) -> None:

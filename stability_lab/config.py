@@ -201,8 +201,9 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
         raise ConfigError("output_dir is empty: give a folder, such as outputs")
     for key in ("group", "run_name"):
         name = getattr(config, key)
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,95}", name):
-            raise ConfigError(f"{key}={name}: must be a folder's name of letters, digits, '.', '_' and '-', up to 96")
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}", name):
+            allowed = "up to 96 letters, digits, '.', '_' and '-', without '.' or '-' in front"
+            raise ConfigError(f"{key}={name}: must be a folder's name of {allowed}")
     _check_model(config.model)
     return config
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Sequence
 
-from stability_lab.config import ConfigError, did_you_mean
+from stability_lab.config import ConfigError, Parser, did_you_mean
 
-USAGE = """usage: stability_lab data prepare [data=... tokenizer=...]    tokenise text once, with several processes
-       stability_lab data inspect FILE|RUN               what is in a token file, or in a run's data
-"""
 COMMANDS = {"prepare": "prepare", "inspect": "inspection"}
 
 
 def main(argv: Sequence[str]) -> int:
-    command = argv[0] if argv else ""
-    if command in ("", "-h", "--help"):
-        print(USAGE, end="")
-        return 0
-    if command not in COMMANDS:
-        raise ConfigError(f"data {command} is not a command: {did_you_mean(command, COMMANDS)}")
-    return importlib.import_module(f"stability_lab.{COMMANDS[command]}").main(argv[1:])
+    parser = Parser(
+        prog="stability_lab data",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="prepare [data=... tokenizer=...]   tokenise text once, with several processes\n"
+        "inspect FILE|RUN                   what is in a token file, or in a run's data",
+    )
+    parser.add_argument("command", choices=tuple(COMMANDS))
+    if not argv or argv[0] not in COMMANDS:
+        if argv and not argv[0].startswith("-"):
+            raise ConfigError(f"data {argv[0]} is not a command: {did_you_mean(argv[0], COMMANDS)}")
+        parser.parse_args(argv)
+    return importlib.import_module(f"stability_lab.{COMMANDS[argv[0]]}").main(argv[1:])

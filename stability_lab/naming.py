@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import json
@@ -64,7 +65,7 @@ def claim_directory(path: Path, if_exists: str, fingerprint: str) -> Claim:
     named. `error`: ConfigError where it exists. `overwrite`: what is there is removed, if it is a run.
     """
     if if_exists in ("skip", "resume"):
-        siblings = [sibling for sibling in _siblings(path) if _is_of(sibling, fingerprint)]
+        siblings = [sibling for sibling in _siblings(path, fingerprint) if _is_of(sibling, fingerprint)]
         if path not in siblings and if_exists == "resume" and (path / CONFIG).is_file():
             return claim_run(path)
         for sibling in siblings:
@@ -99,7 +100,7 @@ def claim_run(path: Path) -> Claim:
     """Lock the run in `path` to go on with it. ConfigError where there is none, or where a process holds it."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run's folder: it has no {CONFIG}")
-    for file in (path / LOCK, *path.iterdir(), *(path / "checkpoints").glob("*")):
+    for file in (path / LOCK, *path.iterdir(), *(path / "checkpoints").glob("**/*")):
         if file.is_symlink():  # what is written there would be written somewhere else
             raise ConfigError(f"{file} is a symbolic link, and a run's folder has none: it is not written to")
     return Claim(path, lock(path), resumes=True)
@@ -142,8 +143,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _siblings(path: Path) -> list[Path]:
-    return [path, *sorted(path.parent.glob(f"{path.name}-*"))] if path.parent.is_dir() else []
+def _siblings(path: Path, fingerprint: str) -> list[Path]:
+    """Folders in which a run of this fingerprint may be: of this name, or of another sweep's, which named it after
+    other keys but ended it with the same hash."""
+    if not path.parent.is_dir():
+        return []
+    named = (*path.parent.glob(f"{glob.escape(path.name)}-*"), *path.parent.glob(f"*_{fingerprint[:8]}*"))
+    return [path, *sorted(folder for folder in set(named) - {path} if folder.is_dir())]
 
 
 def _finished(path: Path, fingerprint: str) -> bool:

@@ -67,8 +67,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="stability_lab reproduce",
         description="Tests the claims of a paper, or of teaching texts: shows plan and time, makes the runs that are "
-        "not there yet through `train -m` (below outputs/reproduction), and ends with a table of verdicts. Without NAME it "
-        "lists what there is.",
+        "not there yet through `train -m` (below outputs/reproduction), and ends with a table of verdicts. Without "
+        "NAME it lists what there is.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument("--part", metavar="P", help="one part instead of all (textbook: instead of its numbers)")

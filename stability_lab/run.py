@@ -78,6 +78,8 @@ def execute(
         config.if_exists or ("skip" if in_sweep else "new"),
         digest,
     )
+    if config.if_exists == "resume" and not claim.resumes and claim.lock is not None:
+        _log.info("notice: no run of this configuration is there yet: %s starts", printable(str(claim.path)))
     return _execute(claim, composed, overrides, argv, number)
 
 

@@ -65,7 +65,7 @@ class Series:
 
     def log(self) -> Log:
         """Without series that are unknown throughout; which rows have no gradient norm stands beside it."""
-        fields = {field: self.column(key) for key, field in JUDGED.items()}
+        fields: dict[str, Any] = {field: self.column(key) for key, field in JUDGED.items()}
         for name in _MAY_BE_UNKNOWN:
             if np.isnan(fields[name]).all():
                 del fields[name]

@@ -128,6 +128,7 @@ def test_runs_lists_what_is_there(sweep: Path, capsys) -> None:
     assert "invalid choice: 'stuck'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "runs"])
 def test_torch_is_not_needed(sweep: Path, command: str, tmp_path: Path) -> None:
     code = (

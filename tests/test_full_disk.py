@@ -54,6 +54,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], sentence: str) -
     assert sentence in line
 
 
+@pytest.mark.slow
 def test_the_disk_fills_up_while_checkpoints_are_written(small_disk: Path, tiny_overrides) -> None:
     done = start(small_disk, *tiny_overrides, *RUN)
     run = small_disk / "outputs" / "runs" / "a"
@@ -77,6 +78,7 @@ def test_the_disk_fills_up_while_checkpoints_are_written(small_disk: Path, tiny_
     assert find_newest(run / "checkpoints").state is not None
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start(small_disk: Path, tiny_overrides) -> None:
     with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
         while True:
@@ -85,6 +87,7 @@ def test_a_disk_that_is_full_from_the_start(small_disk: Path, tiny_overrides) ->
     assert_one_sentence(done, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_file_may_not_grow_as_large_as_a_checkpoint(tmp_path: Path, tiny_overrides, run_command, monkeypatch) -> None:
     """The same without root: what the run goes on with cannot be written, and what it comes from stays."""
     monkeypatch.chdir(tmp_path)
@@ -105,6 +108,7 @@ def test_a_file_may_not_grow_as_large_as_a_checkpoint(tmp_path: Path, tiny_overr
     assert len(read_rows(run / "metrics.jsonl")) == 40
 
 
+@pytest.mark.slow
 def test_no_more_space_for_metrics(tmp_path: Path, tiny_overrides) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (6000, resource.RLIM_INFINITY))

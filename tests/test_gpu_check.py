@@ -54,6 +54,7 @@ def check_speed_and_ablation(report: dict) -> None:
     assert all(row["val_loss"] < 5.6 and row["status"] == "completed" for row in ablation)
 
 
+@pytest.mark.slow
 def test_dry_run_without_the_tests(tmp_path):
     out = tmp_path / "some where" / "report.json"
     done = run(tmp_path, "--dry", "--only", "environment,speed,ablation", "--out", str(out))
@@ -91,6 +92,7 @@ def test_all_gpu_tests_rehearse_on_cpu(tmp_path):
     assert gpu_check.junit_summary(report)["passed"] >= 50
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_fails_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     out = tmp_path / "report.json"

@@ -677,6 +677,7 @@ print(json.dumps([early, late]))
 """
 
 
+@pytest.mark.slow
 def test_needs_neither_hydra_nor_wandb_and_is_imported_lazily(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ALONE, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

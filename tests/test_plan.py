@@ -167,6 +167,7 @@ def test_json_of_one_run(
     assert job["mfu"] is None
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_what_is_alike_once(
     capsys: pytest.CaptureFixture[str],
     tiny_overrides: tuple[str, ...],
@@ -211,6 +212,7 @@ def test_past_its_time_a_sweep_is_scaled_by_flops(
     assert "not measured" in row
 
 
+@pytest.mark.slow
 def test_long_steps_are_scaled_from_one_micro_batch(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "BUDGET_S", 0.0)
     timing = cost.measure(tiny_config("trainer.grad_accum_steps=50"))

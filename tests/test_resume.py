@@ -150,7 +150,6 @@ def test_the_same_command_goes_on_with_if_exists_resume(
         ("seed=3", "seed=3: the run in copy has 0"),
         ("+stabilizer=[zloss,qknorm]", "stabilizer=[qknorm,zloss]: the run in copy has []"),
         ("model=gpt_micro", "model.d_model="),
-        ("trainer.max_steps=7", "trainer.max_steps=7: the run in copy has come to step 12 already"),
         ("if_exists=new", "if_exists=new: has no meaning beside resume=copy"),
         ("trainer.deterministic=true", "trainer.deterministic=true: the run in copy has false"),
         ("trainer.grad_clip=null", "trainer.grad_clip=null: the run in copy has 1.0"),
@@ -165,6 +164,13 @@ def test_another_configuration_is_refused(copy: Path, override: str, sentence: s
     assert shown.err.startswith(f"error: {sentence}"), shown.err
     assert len(shown.err.splitlines()) == 1
     assert contents(copy) == before
+
+
+def test_fewer_steps_than_the_run_has_done_are_refused(here: Path, tiny_overrides, run_command) -> None:
+    assert run_command("train", *tiny_overrides, "output_dir=.", "run_name=a").code == 0
+    shown = run_command("train", "resume=runs/a", "trainer.max_steps=3")
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("error: trainer.max_steps=3: the run in runs/a has come to step 5 already"), shown.err
 
 
 def test_an_edited_configuration_is_refused_too(copy: Path, run_command) -> None:
@@ -378,6 +384,7 @@ def test_a_state_that_does_not_hold_together_is_refused_and_nothing_lost(copy: P
 # Sweeps
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path, tiny_overrides) -> None:
     """The second of three jobs is killed in the middle: the first is skipped, the second goes on, the third runs."""
     words = (*tiny_overrides, *HARD, "-m", "seed=0,1", "debug.inject=null,kill@11", "group=mine", "output_dir=parts")
@@ -388,7 +395,8 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path, tiny_overrides) -> 
     before = contents(first)
     again = start(tmp_path, *words)
     assert again.returncode == -signal.SIGKILL  # the fault of the job after the next
-    assert f"{first.relative_to(tmp_path)} is already finished: skipped" in again.stdout
+    assert f"{first.name}: completed, " in again.stdout
+    assert "already there; 3 to go" in again.stdout
     assert "the run goes on after step 8" in again.stdout
     assert contents(first) == before
     assert read(second / "summary.json")["status"] == "completed"
@@ -436,3 +444,18 @@ def test_a_run_that_is_alive_is_left_alone(copy: Path, run_command) -> None:
         assert contents(copy) == before
         holder.kill()
     assert run_command("train", "resume=copy").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["my runs (1)", "x=y", "it's", "a,b", "[c]", "$d", "back\\slash"])
+def test_any_path_can_be_resumed(killed: Path, here: Path, name: str, run_command) -> None:
+    folder = here / name / "run"
+    shutil.copytree(killed, folder)
+    assert run_command("train", f"resume={folder}").code == 0
+    assert read(folder / "summary.json")["status"] == "completed"
+
+
+def test_a_new_run_of_if_exists_resume_is_said(here: Path, tiny_overrides, run_command) -> None:
+    words = ("train", *tiny_overrides, "output_dir=.", "if_exists=resume", "trainer.max_steps=2")
+    assert "notice: no run of this configuration is there yet" in run_command(*words).out
+    assert "is there yet" not in run_command(*words).out

@@ -68,6 +68,7 @@ def test_an_error_is_told_at_once_and_in_the_table_and_in_the_jobs_own_log(
     assert "Traceback" in (Path(job["path"]) / "train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_names_are_made_of_what_varies(words: list[str], tmp_path: Path) -> None:
     assert cli.run([*words, "+stabilizer=none,zloss", "seed=1,2"]) == 0
     names = [Path(job["path"]).name for job in result(tmp_path)["jobs"]]
@@ -83,6 +84,7 @@ def contents(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for run in folder.iterdir() if run.is_dir() for path in run.rglob("*")}
 
 
+@pytest.mark.slow
 def test_the_same_sweep_again_does_nothing_twice(words: list[str], tmp_path: Path) -> None:
     assert cli.run([*words, "seed=0,1"]) == 0
     before = contents(tmp_path / "sweep")
@@ -234,3 +236,12 @@ def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pyt
     journal = new_journal(tmp_path, 1, (), fail_fast=False, parallel=False)
     finish(journal, ["train", f"tracking.api_key={secret}"], [[]], strict=False, code=0)
     assert secret not in (tmp_path / RESULT).read_text()
+
+
+@pytest.mark.slow
+def test_a_sweep_over_a_further_key_knows_the_runs_that_are_there(words: list[str], tmp_path: Path) -> None:
+    """Another sweep names its runs after other keys, but the same run has the same fingerprint."""
+    assert cli.run([*words, "seed=0,1"]) == 0
+    assert cli.run([*words, "seed=0,1", "model.dropout=0.0,0.1"]) == 0
+    assert [job["skipped"] for job in result(tmp_path)["jobs"]] == [True, False, True, False]
+    assert len([path for path in (tmp_path / "sweep").iterdir() if path.is_dir()]) == 4

@@ -177,6 +177,7 @@ def refusing() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_leaves_the_run_unmarked(recorded: Path, refusing: str) -> None:
     done = sync_apart(recorded, WANDB_BASE_URL=refusing, WANDB_API_KEY="0123456789abcdef" * 2 + "01234567")
     assert done.returncode == 1
@@ -192,6 +193,7 @@ def test_without_a_key_one_sentence(recorded: Path) -> None:
     assert done.stderr == "error: nothing was uploaded: no W&B key is configured (wandb login, or WANDB_API_KEY)\n"
 
 
+@pytest.mark.slow
 def test_without_a_network_one_sentence(recorded: Path) -> None:
     # A server that accepts and never answers is the slowest of the broken networks.
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -414,6 +414,11 @@ def test_a_signal_to_a_real_process(
 SWEEP = ("optimizer.lr=1e-3,1e30,2e-3", "--multirun")
 
 
+def ended(folder: Path) -> list[dict[str, Any]]:
+    """What the jobs of a sweep have written at their ends, in that order."""
+    return [row for row in read_rows(folder / "jobs.jsonl") if row["event"] == "ended"]
+
+
 @pytest.fixture(scope="module")
 def sweep_output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sweep") / "outputs"
@@ -436,7 +441,7 @@ def test_a_diverged_job_is_a_result(sweep: Path, sweep_shown: Shown) -> None:
     assert sweep.name.startswith("sweep_lr_")
     assert sweep_shown.err == ""
     assert len([path for path in sweep.iterdir() if path.is_dir()]) == 3
-    jobs = sorted(read_rows(sweep / "jobs.jsonl"), key=lambda job: job["job"])
+    jobs = sorted(ended(sweep), key=lambda job: job["job"])[:3]
     assert [(job["job"], job["status"], job["exit_code"]) for job in jobs] == [
         (1, "completed", 0),
         (2, "diverged", 3),
@@ -455,14 +460,15 @@ def test_a_sweep_ends_with_a_table(sweep: Path, sweep_shown: Shown) -> None:
     lines = sweep_shown.out.splitlines()
     assert lines[0] == f"sweep of 3 runs in {sweep}"
     assert sum(line.startswith("job ") and "stabilizers: none" in line for line in lines) == 3
-    header, *table = lines[-4:]
-    assert header.split() == ["job", "status", "verdict", "val/loss", "seconds", "run"]
+    title, header, _, *table = lines[-6:]
+    assert title == "3 runs: 2 completed, 1 diverged"
+    assert header.split() == ["job", "status", "verdict", "val/loss", "time", "run"]
     assert [line.split()[:2] for line in table] == [["1", "completed"], ["2", "diverged"], ["3", "completed"]]
-    assert [Path(line.split()[-1]).parent for line in table] == [sweep] * 3
+    assert all((sweep / line.split()[-1]).is_dir() for line in table)
 
 
 def test_a_sweep_holds_its_runs_and_its_list(sweep: Path) -> None:
-    assert {path.name for path in sweep.iterdir() if path.is_file()} - {"multirun.yaml"} == {"jobs.jsonl"}
+    assert {path.name for path in sweep.iterdir() if path.is_file()} - {"multirun.yaml"} == {"jobs.jsonl", "sweep.json"}
     for run in (path for path in sweep.iterdir() if path.is_dir()):
         assert {path.name for path in run.iterdir()} == FILES
 
@@ -474,11 +480,12 @@ def test_a_sweep_again_skips_what_is_finished(sweep: Path, sweep_output: Path, t
     before = of_runs()
     shown = train(*tiny_overrides, *SWEEP, f"output_dir={sweep_output}")
     assert shown.code == 0
-    assert shown.out.count("is already finished: skipped") == 3
+    assert sum(", already there; " in line for line in shown.out.splitlines()) == 3
     assert of_runs() == before
     assert [line.split()[1] for line in shown.out.splitlines()[-3:]] == ["completed", "diverged", "completed"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,24 +494,27 @@ def test_a_failed_job_does_not_stop_the_others(
     assert shown.code == 1
     assert "Traceback" not in shown.out + shown.err
     folder = only(here / "outputs")
-    jobs = read_rows(folder / "jobs.jsonl")
+    jobs = ended(folder)
     assert [(job["status"], job["exit_code"]) for job in jobs] == [("completed", 0), ("failed", 1), ("completed", 0)]
     assert "Traceback" in (Path(jobs[1]["path"]) / "train.log").read_text(encoding="utf-8")
     assert "Traceback" not in (Path(jobs[2]["path"]) / "train.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     """The second of two jobs wants the folder of the first; the third still runs."""
     arguments = ("-m", *tiny_overrides, "trainer.max_steps=1", "if_exists=error", "run_name=a,a,b", "group=mine")
     shown = train(*arguments)
     assert (shown.code, shown.err) == (1, "")
-    (line,) = (line for line in shown.out.splitlines() if "if_exists=error" in line)
-    assert line.startswith("job 2: error: if_exists=error: ")
-    jobs = read_rows(here / "outputs" / "mine" / "jobs.jsonl")
+    lines = [line for line in shown.out.splitlines() if "if_exists=error" in line]
+    assert lines[0].startswith("job 2: error: if_exists=error: ")
+    assert lines[-1].startswith("job 2 failed: if_exists=error: ")
+    jobs = ended(here / "outputs" / "mine")
     assert [(job["status"], job["exit_code"]) for job in jobs] == [("completed", 0), ("failed", 2), ("completed", 0)]
     assert {path.name for path in (here / "outputs" / "mine").iterdir() if path.is_dir()} == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,15 +524,16 @@ def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
         shown = train(*arguments)
     assert shown.code == 130
     folder = only(here / "outputs")
-    assert [job["status"] for job in read_rows(folder / "jobs.jsonl")] == ["completed", "interrupted"]
+    assert [job["status"] for job in ended(folder)] == ["completed", "interrupted"]
 
     again = train(*arguments)
     assert again.code == 0
-    assert again.out.count("is already finished: skipped") == 1
-    assert [job["status"] for job in read_rows(folder / "jobs.jsonl")[2:]] == ["completed"] * 3
+    assert [job["skipped"] for job in ended(folder)[2:]] == [True, False, False]
+    assert [job["status"] for job in ended(folder)[2:]] == ["completed"] * 3
     assert len([path for path in folder.iterdir() if path.is_dir()]) == 3
 
 
+@pytest.mark.slow
 def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     tuned = ("+stabilizer=none,zloss", "stabilizer.zloss.weight=1e-5")
     shown = train("-m", *tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0", *tuned)
@@ -540,6 +551,7 @@ def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[
     assert read(none / "manifest.json")["fingerprint"] == fingerprint(baseline.plain, __version__)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_a_stabilizer_of_the_users_own(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     folder = here / "my configs" / "stabilizer"
     folder.mkdir(parents=True)
@@ -548,7 +560,7 @@ def test_a_sweep_over_a_stabilizer_of_the_users_own(here: Path, tiny_overrides: 
     arguments = (*tiny_overrides, "trainer.max_steps=1", "+stabilizer=none,[strong_z,qknorm]")
     shown = train("-m", *arguments, "--config-dir", str(folder.parent), "output_dir='out, of = here'")
     assert (shown.code, shown.err) == (0, "")
-    jobs = read_rows(only(here / "out, of = here") / "jobs.jsonl")
+    jobs = ended(only(here / "out, of = here"))
     rows = [read_rows(Path(job["path"]) / "metrics.jsonl")[0] for job in jobs]
     assert rows[0]["train/z_loss"] == 0
     assert rows[1]["train/z_loss"] == pytest.approx(1e-2 * rows[1]["train/z_raw"])
@@ -557,6 +569,7 @@ def test_a_sweep_over_a_stabilizer_of_the_users_own(here: Path, tiny_overrides: 
 # Real processes
 
 
+@pytest.mark.slow
 def test_the_console_script_from_another_folder(tmp_path: Path, tiny_overrides: tuple[str, ...]) -> None:
     script = Path(sys.executable).with_name("stability-lab")
     arguments = ["train", "+stabilizer=rmsnorm", *tiny_overrides]
@@ -596,6 +609,7 @@ def inspect(folder: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_whole_run_in_wandbs_own_reader(mirrored: tuple[Path, str]) -> None:
     run, out = mirrored
     (files,) = (run / "wandb").glob("offline-run-*")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from stability_lab.analysis.grouping import Cell, Grouping, seed_of, short, shown_value
+from stability_lab.analysis.grouping import LR, Cell, Grouping, seed_of, short, shown_value
 from stability_lab.analysis.runs import RunRecord
 
 LOSS, COST = "loss", "cost"
@@ -58,6 +58,8 @@ FACTS = (
     _Fact("attention back-end", _path("attention", "backend"), (COST,)),
     _Fact("threads", _path("threads"), (COST,)),
     _Fact("device", _path("device"), (LOSS, COST)),
+    _Fact("platform", _path("platform"), (COST,)),
+    _Fact("deterministic kernels", _path("deterministic"), (COST,)),
     _Fact("torch", _path("versions", "torch"), (LOSS, COST)),
     _Fact("stability_lab", _path("versions", "stability_lab"), (LOSS, COST)),
     _Fact("code revision", _path("git", "revision"), (LOSS, COST)),
@@ -67,12 +69,17 @@ FACTS = (
 
 
 def checks(grouping: Grouping) -> list[Check]:
-    """What the runs share, setting by setting: runs in different settings are never compared with each other."""
-    settings = [[run for cell in cells.values() for run in cell.ended] for _, cells in grouping.settings()]
+    """What the runs share that are compared: those of one setting, and of settings that differ in the learning rate
+    alone, over which an arm has its ladder."""
+    families: dict[tuple[Any, ...], list[RunRecord]] = defaultdict(list)
+    for cell in grouping.cells:
+        families[tuple(value for key, value in cell.setting.items() if key != LR)] += cell.ended
+    settings = list(families.values())
     arms = {id(run): cell.arm for cell in grouping.cells for run in cell.runs}
-    found = [_init(grouping)]
+    found = [_init(settings, arms)]
     for fact in FACTS:
         found.append(_check(fact, settings, arms))
+    found += _uncommitted(settings, arms)
     found += [_confounder(key, values, grouping) for key, values in grouping.confounded.items()]
     found += _uneven(grouping)
     # The init belongs behind the data.
@@ -138,32 +145,45 @@ def _brief(value: str) -> str:
     return value[:12] if len(value) > 24 else value
 
 
-def _init(grouping: Grouping) -> Check:
-    """Parameters that two runs of one seed have in common must have started from the same values."""
-    shared, total, unknown, different = 0, 0, 0, None
-    for _, cells in grouping.settings():
-        by_seed: dict[str, list[tuple[str, RunRecord]]] = defaultdict(list)
-        for arm, cell in cells.items():
-            for run in cell.ended:
-                by_seed[str(seed_of(run))].append((arm, run))
+def _init(settings: Sequence[Sequence[RunRecord]], arms: Mapping[int, str]) -> Check:
+    """Parameters that runs of one seed have in common must have started from the same values."""
+    name, unknown, shared, total, different = "shared initial weights", 0, 0, 0, None
+    for runs in settings:
+        by_seed: dict[str, list[RunRecord]] = defaultdict(list)
+        for run in runs:
+            by_seed[str(seed_of(run))].append(run)
         for members in by_seed.values():
-            for (arm_a, a), (arm_b, b) in combinations(members, 2):
-                init_a, init_b = a.manifest.get("init"), b.manifest.get("init")
-                if not isinstance(init_a, Mapping) or not isinstance(init_b, Mapping):
-                    unknown += 1
-                    continue
-                common = init_a.keys() & init_b.keys()
-                wrong = sorted(name for name in common if init_a[name] != init_b[name])
-                shared, total = max(shared, len(common)), max(total, len(init_a.keys() | init_b.keys()))
-                if wrong and different is None:
-                    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-                    different = f"{wrong[0]}{more} ({arm_a} against {arm_b})"
+            known = [(run, init) for run in members if isinstance(init := run.manifest.get("init"), Mapping) and init]
+            unknown += len(members) - len(known)
+            values: dict[str, dict[str, str]] = defaultdict(dict)  # parameter -> its fingerprint -> an arm that has it
+            held = Counter()
+            for run, init in known:
+                for parameter, value in init.items():
+                    values[parameter].setdefault(str(value), arms[id(run)])
+                    held[parameter] += 1
+            shared = max(shared, sum(n > 1 for n in held.values()))
+            total = max(total, len(held))
+            wrong = sorted(parameter for parameter, found in values.items() if len(found) > 1)
+            if wrong and different is None:
+                more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+                different = f"{wrong[0]}{more} ({' against '.join(list(values[wrong[0]].values())[:2])})"
     if different:
-        return Check("shared initial weights", False, different, (LOSS,), unpairs=True)
+        return Check(name, False, different, (LOSS,), unpairs=True)
     if unknown:
-        return Check("shared initial weights", None, f"{unknown} pairs do not say", (LOSS,), unpairs=True)
-    detail = f"{shared} of {total} tensors are shared" if total else "no two runs of one seed"
-    return Check("shared initial weights", True, detail, (LOSS,), unpairs=True)
+        return Check(name, None, f"{unknown} runs do not say", (LOSS,), unpairs=True)
+    detail = f"{shared} of {total} tensors are shared" if shared else "no two runs of one seed"
+    return Check(name, True, detail, (LOSS,), unpairs=True)
+
+
+def _uncommitted(settings: Sequence[Sequence[RunRecord]], arms: Mapping[int, str]) -> list[Check]:
+    """A revision does not say which code ran where the checkout had changes of its own."""
+    dirty = [run for runs in settings for run in runs if _path("git", "dirty")(run)]
+    if not dirty:
+        return []
+    of = sorted({arms[id(run)] for run in dirty})
+    return [
+        Check("uncommitted code", None, f"{len(dirty)} runs ({', '.join(of[:3])}) had changes beside their revision")
+    ]
 
 
 def _confounder(key: str, values: Mapping[str, Any], grouping: Grouping) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -13,11 +13,11 @@ from stability_lab.analysis.comparability import Check, checks, pairs_hold, repe
 from stability_lab.analysis.factorial import Factorial, factorials
 from stability_lab.analysis.grouping import LR, Cell, Grouping, group, seed_of
 from stability_lab.analysis.ladders import Ladder, ladders
-from stability_lab.analysis.runs import RunRecord
+from stability_lab.analysis.runs import RunRecord, number
 from stability_lab.analysis.statistics import (
     Difference,
     Mean,
-    holm,
+    family,
     paired_difference,
     t_interval,
     welch_difference,
@@ -53,7 +53,6 @@ class Row:
     perplexity: Mean | None
     best: Mean | None
     difference: Difference | None
-    p_holm: float | None
     spikes: Mapping[str, SpikeRate]  # by signal
     max_attn_logit: float | None  # largest of all runs
     clip_fraction: float | None
@@ -63,6 +62,10 @@ class Row:
     speed: float | None  # relative to the baseline
     memory_bytes: float | None
     memory: float | None  # relative to the baseline
+
+    @property
+    def p_holm(self) -> float | None:
+        return self.difference.p_holm if self.difference else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +90,14 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[RunRecord], metric: str = "val/loss", by: Sequence[str] = (), baseline: str | None = None
+    runs: Sequence[RunRecord],
+    metric: str = "val/loss",
+    by: Sequence[str] = (),
+    baseline: str | None = None,
+    faults: Sequence[str] = (),
 ) -> Comparison:
-    """ConfigError for a metric, key or baseline that no run has."""
+    """`faults` are sentences on runs that could not be read, for the notes. ConfigError for a metric, key or baseline
+    that no run has."""
     _check_metric(runs, metric)
     grouping = group(runs, by, baseline)
     found = checks(grouping)
@@ -101,8 +109,10 @@ def compare(
         base = cells.get(grouping.baseline)
         for cell in cells.values():
             rows.append(_row(cell, base, metric, paired, definition, best[_family(cell)]))
-    adjusted = holm([row.difference.p if row.difference else None for row in rows])
-    rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
+    rows = [
+        replace(row, difference=difference)
+        for row, difference in zip(rows, family([row.difference for row in rows]), strict=True)
+    ]
     comparison = Comparison(
         metric=metric,
         grouping=grouping,
@@ -111,7 +121,7 @@ def compare(
         paired=paired,
         ladders=tuple(ladders(grouping, metric, paired)),
         factorials=tuple(factorials(grouping, metric)),
-        notes=(*grouping.notes, *_notes(grouping, rows, metric, paired)),
+        notes=(*grouping.notes, *_notes(grouping, rows, metric, paired), *(f"left out: {fault}" for fault in faults)),
     )
     if (ratio := comparison.busy) is None:
         return comparison
@@ -175,9 +185,8 @@ def _row(cell: Cell, base: Cell | None, metric: str, paired: bool, definition: s
         perplexity=_exp(mean) if mean and is_loss else None,
         best=t_interval(bests) if bests else None,
         difference=_difference(cell, base, metric, paired) if compared and base else None,
-        p_holm=None,
         spikes={signal: _spike_rate(cell, signal, definition) for signal in ("grad_norm", "loss")},
-        max_attn_logit=max(logits) if logits else None,
+        max_attn_logit=max(math.inf if math.isnan(x) else x for x in logits) if logits else None,
         clip_fraction=sum(clipped) / len(clipped) if clipped else None,
         verdicts=tuple(run.verdict or run.status for run in cell.ended),
         degraded=sum(_degraded(run, metric, best) for run in cell.finite),
@@ -211,9 +220,8 @@ def _degraded(run: RunRecord, metric: str, best: float) -> bool:
 
 
 def _spike_rate(cell: Cell, signal: str, definition: str) -> SpikeRate:
-    scores = [score for run in cell.ended if (score := run.score(signal, definition)).get("score") is not None]
-    spikes = sum(int(score.get("n_spikes") or 0) for score in scores)
-    scored = sum(int(score.get("n_scored") or 0) for score in scores)
+    scores = [score for run in cell.ended if number((score := run.score(signal, definition)).get("score")) is not None]
+    spikes, scored = (int(sum(number(score.get(key)) or 0 for score in scores)) for key in ("n_spikes", "n_scored"))
     rate = (100 * spikes / scored, 100 / scored) if scored else (None, None)
     return SpikeRate(signal, definition, rate[0], spikes, scored, rate[1])
 
@@ -268,15 +276,15 @@ def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -
         )
     if n := repeated(cells):
         notes.append(f"{n} runs repeat a seed of their group: the latest of each seed counts")
-    bare = [run for cell in cells for run in cell.finite if run.metric(metric) is None]
+    bare = [run for cell in cells for run in cell.finite if not _values([run], metric)]
     if bare:
-        notes.append(f"{len(bare)} runs have no {metric}: {_names(bare)}")
+        notes.append(f"{len(bare)} runs have no finite {metric} and are in no mean: {_names(bare)}")
     compared = [row.difference for row in rows if row.difference]
-    if compared and not paired:
+    if any(difference.p is not None for difference in compared) and not paired:
         notes.append(
             "the runs are not paired (see the checks), so differences are tested between independent samples (Welch)"
         )
-    elif any(difference.method == "welch" for difference in compared):
+    elif any(difference.method == "welch" and difference.p is not None for difference in compared):
         notes.append("where arms have no seed in common, differences are tested between independent samples (Welch)")
     return notes
 
@@ -291,22 +299,21 @@ def _names(runs: Sequence[RunRecord], most: int = 3) -> str:
     return f"{listed} and {len(runs) - most} more" if len(runs) > most else listed
 
 
-def finding(row: Row, significant: Callable[[float], bool] = lambda p: p <= 0.05) -> str:
+def finding(row: Row) -> str:
     """What the row's difference to the baseline allows to say, in a few words."""
-    difference = row.difference
     if row.is_baseline:
         return "baseline"
-    if difference is None:
-        return "no runs to compare"
+    return "no runs to compare" if row.difference is None else words(row.difference)
+
+
+def words(difference: Difference) -> str:
     if difference.identical:
         return "identical to the baseline"
-    if difference.p is None or row.p_holm is None:
+    if difference.significant is None:
         return "one seed: no test"
-    if significant(row.p_holm):
+    if difference.significant:
         return "lower" if difference.value < 0 else "higher"
     if difference.seeds_needed is None:
-        if difference.p <= 0.05:
-            return "not distinguishable once corrected for the number of tests"
         return "not distinguishable; more than 1,000 seeds would be needed"
     more = max(1, difference.seeds_needed - difference.n)
     return f"not distinguishable with this budget; about {more} more seed{'s' if more > 1 else ''} would be needed"
@@ -337,15 +344,20 @@ def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
     """A row for CSV: one value a column, the same columns in each row."""
     cell, metric = row.cell, comparison.metric
     record: dict[str, Any] = {**cell.setting, "arm": cell.arm}
-    record |= {"n": len(cell.finite), "diverged": len(cell.diverged), "unfinished": len(cell.unfinished)}
+    record |= {
+        "n": row.metric.n if row.metric else 0,
+        "diverged": len(cell.diverged),
+        "unfinished": len(cell.unfinished),
+    }
     record |= {"seeds": " ".join(str(run.seed) for run in cell.ended)}
     for name, mean in {metric: row.metric, f"best {metric}": row.best}.items():
         record |= _interval(name, mean)
     if metric.endswith("/loss"):
-        record |= _interval(f"{metric.removesuffix('/loss')}/ppl", row.perplexity)
+        name = f"{metric.removesuffix('/loss')}/ppl"
+        record |= _interval(name, row.perplexity) | _interval(f"best {name}", row.best and _exp(row.best))
     d = row.difference
     record |= {"difference": d and d.value, "difference low": d and d.low, "difference high": d and d.high}
-    record |= {"p": d and d.p, "p (Holm)": row.p_holm, "test": d and d.method, "pairs": d and d.n}
+    record |= {"p": d and d.p, "p (Holm)": d and d.p_holm, "test": d and d.method, "pairs": d and d.n}
     record |= {"seeds needed": d and d.seeds_needed, "finding": finding(row)}
     for signal, rate in row.spikes.items():
         record |= {f"{signal} spike definition": rate.definition, f"{signal} spike score": rate.score}
@@ -357,6 +369,7 @@ def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
     record |= {"degraded": row.degraded}
     record |= {"tokens/s": row.tokens_per_s, "relative tokens/s": row.speed}
     record |= {"peak memory bytes": row.memory_bytes, "relative memory": row.memory}
+    record |= {"not comparable": ", ".join(c.name for c in comparison.checks if c.same is False and c.spoils) or None}
     return record
 
 

@@ -7,26 +7,34 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stability_lab.analysis.comparability import LOSS, spoiled
 from stability_lab.analysis.comparison import Comparison, Row, finding
 from stability_lab.analysis.grouping import LR, Cell, seed_of, short, shown_value
 from stability_lab.analysis.ladders import Ladder
-from stability_lab.analysis.statistics import Difference, paired_difference, welch_difference
+from stability_lab.analysis.statistics import Difference, family, paired_difference, welch_difference
 
 
 def decision(comparison: Comparison) -> list[str]:
     """One sentence an arm and setting; of a setting that is a learning rate only the best one of each arm counts."""
     if comparison.ladders:
         base = {_key(ladder): ladder for ladder in comparison.ladders if ladder.arm == comparison.grouping.baseline}
-        return [
-            _over_learning_rates(comparison, ladder, base[_key(ladder)])
-            for ladder in comparison.ladders
-            if ladder.arm != comparison.grouping.baseline and _key(ladder) in base
+        others = [ladder for ladder in comparison.ladders if ladder.arm != comparison.grouping.baseline]
+        pairs = [(ladder, base[_key(ladder)]) for ladder in others if _key(ladder) in base]
+        differences = family([tuned(comparison, *pair) for pair in pairs])
+        lines = [
+            _over_learning_rates(comparison, *pair, difference)
+            for pair, difference in zip(pairs, differences, strict=True)
         ]
-    return [
-        f"{_where(row.cell.setting)}{row.cell.arm}: {'; '.join(_plain(comparison, row))}."
-        for row in comparison.rows
-        if not row.is_baseline and row.difference is not None
-    ]
+    else:
+        lines = [
+            f"{_where(row.cell.setting)}{row.cell.arm}: {'; '.join(_plain(comparison, row))}."
+            for row in comparison.rows
+            if not row.is_baseline and row.difference is not None
+        ]
+    if lines and (wrong := spoiled(comparison.checks, LOSS)):
+        differs = "differs" if len(wrong) == 1 else "differ"
+        lines.append(f"With care: {', '.join(check.name for check in wrong)} {differs} and may explain any of this.")
+    return lines
 
 
 def tuned(comparison: Comparison, ladder: Ladder, base: Ladder) -> Difference | None:
@@ -38,9 +46,8 @@ def tuned(comparison: Comparison, ladder: Ladder, base: Ladder) -> Difference | 
     return welch_difference(list(own.values()), list(other.values())) if own and other else None
 
 
-def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder) -> str:
+def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder, difference: Difference | None) -> str:
     name, parts = comparison.grouping.baseline, []
-    difference = tuned(comparison, ladder, base)
     if difference is not None:
         parts.append(
             f"at its best learning rate ({ladder.best_lr:g}) {_amount(difference)} {name} at its own ({base.best_lr:g})"
@@ -61,7 +68,7 @@ def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
     assert row.difference is not None
     words = finding(row)
     yield (
-        f"{_amount(row.difference, row.p_holm)} {comparison.grouping.baseline}"
+        f"{_amount(row.difference)} {comparison.grouping.baseline}"
         if words in ("lower", "higher")
         else (words if words.startswith(("identical", "no ")) else f"{row.difference.value:+.4f}, {words}")
     )
@@ -70,15 +77,15 @@ def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
     yield from _cost([row], comparison.busy)
 
 
-def _amount(difference: Difference, p: float | None = None) -> str:
-    p = difference.p if p is None else p
+def _amount(difference: Difference) -> str:
     if difference.identical:
         return "identical to"
-    if p is None:
-        return f"{abs(difference.value):.4f} {'below' if difference.value < 0 else 'above'} (one seed, no test)"
-    if p > 0.05:
-        return f"not distinguishable ({difference.value:+.4f}, p {p:.2g}) from"
-    return f"{abs(difference.value):.4f} {'below' if difference.value < 0 else 'above'} (p {p:.2g})"
+    side = f"{abs(difference.value):.4g} {'below' if difference.value < 0 else 'above'}"
+    if difference.p_holm is None:
+        return f"{side} (one seed, no test)"
+    if not difference.significant:
+        return f"not distinguishable ({difference.value:+.4f}, p {difference.p_holm:.2g} by Holm) from"
+    return f"{side} (p {difference.p_holm:.2g} by Holm)"
 
 
 def _edge(ladder: Ladder) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stability_lab.analysis.runs import RunRecord
+from stability_lab.analysis.runs import OPEN_GROUPS, RunRecord
 from stability_lab.config import ConfigError, did_you_mean
 
 STABILIZER = "stabilizer"
@@ -72,8 +72,9 @@ class Grouping:
 
 def group(runs: Sequence[RunRecord], by: Sequence[str] = (), baseline: str | None = None) -> Grouping:
     """Sort runs into cells. ConfigError for a key or a baseline that is not among them."""
-    labels = stabilizer_labels(runs)
-    facts = [{STABILIZER: label, **run.settings} for run, label in zip(runs, labels, strict=True)]
+    groups = {STABILIZER: stabilizer_labels(runs)}
+    groups |= {name: option_labels([run.options_of(name) for run in runs]) for name in OPEN_GROUPS}
+    facts = [{**{name: labels[i] for name, labels in groups.items()}, **run.settings} for i, run in enumerate(runs)]
     varying = [key for key in dict.fromkeys(key for fact in facts for key in fact) if len(_values(facts, key)) > 1]
     keys = tuple(_known(key, facts) for key in by) or _default_by(varying)
     arms = [_label(keys, fact) for fact in facts]
@@ -117,17 +118,22 @@ def shown_value(value: Any) -> str:
 
 def stabilizer_labels(runs: Sequence[RunRecord]) -> list[str]:
     """`qknorm+zloss` or `none`; an option stands in the label where runs with that stabilizer differ in it."""
-    options: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
-    for run in runs:
-        for name, chosen in run.stabilizer_options.items():
-            for key, value in _options(chosen).items():
-                options[name][key].add(value)
+    return option_labels([run.stabilizer_options for run in runs])
+
+
+def option_labels(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One label for what each run has chosen, name -> its options."""
+    seen: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    for names in chosen:
+        for name, options in names.items():
+            for key, value in _options(options).items():
+                seen[name][key].add(value)
     labels = []
-    for run in runs:
+    for names in chosen:
         parts = []
-        for name, chosen in sorted(run.stabilizer_options.items()):
-            known = _options(chosen)
-            telling = [f"{key}={shown_value(known.get(key))}" for key, seen in options[name].items() if len(seen) > 1]
+        for name, options in sorted(names.items()):
+            known = _options(options)
+            telling = [f"{key}={shown_value(known.get(key))}" for key, values in seen[name].items() if len(values) > 1]
             parts.append(f"{name}({', '.join(telling)})" if telling else str(name))
         labels.append("+".join(parts) or "none")
     return labels

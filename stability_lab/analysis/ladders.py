@@ -11,6 +11,7 @@ from stability_lab.analysis.grouping import LR, Cell, Grouping, seed_of
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.analysis.statistics import Difference, Mean, paired_difference, t_interval, welch_difference
 from stability_lab.judge.lr_sensitivity import (
+    MARGIN_NATS,
     Bracket,
     UsableRange,
     largest_stable_lr,
@@ -24,8 +25,9 @@ from stability_lab.judge.lr_sensitivity import (
 class Ladder:
     """One arm over the learning rates of its setting, which holds all keys that vary but the learning rate.
 
-    Losses are means over seeds of the measured values; of a run that ended in a non-finite loss the loss at
-    initialisation, `sensitivity_l0` puts that for every run that diverged. None stands for what has no run or no l0.
+    `losses` are means over seeds, NaN where a seed diverged, None without a run: a learning rate at which one of the
+    seeds diverges is neither the best nor usable. The sensitivity takes measured losses, of a run that ended in a
+    non-finite one the loss at initialisation; `sensitivity_l0` puts that for every run that diverged.
     """
 
     arm: str
@@ -46,8 +48,9 @@ class Ladder:
 
 
 def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
-    """One for each arm and setting with two learning rates or more; empty where the learning rate does not vary."""
-    if LR not in grouping.setting:
+    """One for each arm and setting with two learning rates or more; empty where the learning rate does not vary, or
+    where the metric is no loss, of which less is better and whose value at initialisation means something."""
+    if LR not in grouping.setting or not metric.endswith(("/loss", "/bits_per_byte")):
         return []
     found: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     for cell in grouping.cells:
@@ -108,12 +111,12 @@ class _Rungs:
         return found, None if found else reason
 
     def means(self) -> tuple[float | None, ...]:
-        """Mean loss over seeds for each learning rate; NaN as soon as one of them is not finite."""
-        means = []
+        """Mean loss over seeds for each learning rate; NaN as soon as one of them diverged or is not finite."""
+        means: list[float | None] = []
         for lr in self.grid:
-            losses = [self.loss(seed, lr) for seed in self.by_seed]
-            known = [loss for loss in losses if loss is not None]
-            means.append(math.fsum(known) / len(known) if known else None)
+            known = [loss for seed in self.by_seed if (loss := self.loss(seed, lr)) is not None]
+            bad = any(runs[lr].diverged for runs in self.by_seed.values() if lr in runs)
+            means.append(math.nan if bad else math.fsum(known) / len(known) if known else None)
         return tuple(means)
 
     def stable(self, losses: Sequence[float | None]) -> Bracket | None:
@@ -157,7 +160,7 @@ def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], pair
         difference=difference,
         best_lr=best,
         at_end=best is not None and best in (rungs.grid[0], rungs.grid[-1]),
-        at_chance=bool(finite and l0s) and min(finite) >= min(l0s) - 0.05,
+        at_chance=bool(l0s) and min(finite, default=math.inf) >= min(l0s) - MARGIN_NATS,
         usable=usable,
         stable=stable,
         ratio=ratio,
@@ -180,7 +183,7 @@ def next_learning_rates(ladder: Ladder) -> list[float]:
     either side of the best, and inside the bracket of the largest stable one."""
     wanted: list[float] = []
     lrs = ladder.lrs
-    step = (lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1))
+    step = min((lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1)), math.sqrt(10))
     if ladder.best_lr is not None:
         at = lrs.index(ladder.best_lr)
         wanted.append(lrs[0] / step if at == 0 else math.sqrt(lrs[at - 1] * lrs[at]))

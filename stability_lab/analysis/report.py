@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterable
 
 import pandas as pd
@@ -19,6 +20,7 @@ from stability_lab.analysis.statistics import Difference, Mean
 from stability_lab.analysis.tables import (
     MISSING,
     Table,
+    escape_latex,
     escape_markdown,
     latex_table,
     markdown_table,
@@ -61,7 +63,16 @@ def markdown(comparison: Comparison) -> str:
 
 def latex(comparison: Comparison) -> str:
     """`table` environments that need only the package booktabs, and graphicx where one is too wide for the page."""
-    return "\n\n".join(["% Needs \\usepackage{booktabs,graphicx}", *map(latex_table, tables(comparison))])
+    parts = ["% Needs \\usepackage{booktabs,graphicx}", *map(latex_table, tables(comparison))]
+    for title, lines in (
+        ("Decision", decision(comparison)),
+        ("Comparable?", [_check_line(comparison)]),
+        ("Notes", comparison.notes),
+    ):
+        if lines:
+            items = "\n".join(f"\\item {escape_latex(line)}" for line in lines)
+            parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
+    return "\n\n".join(parts)
 
 
 def csv(comparison: Comparison) -> str:
@@ -82,22 +93,25 @@ def _losses(comparison: Comparison) -> Table:
     grouping, metric = comparison.grouping, comparison.metric
     mark = _mark(comparison, LOSS)
     has_ppl = any(row.perplexity for row in comparison.rows)
-    has_best = any(row.best for row in comparison.rows)
+    # A column of its own only where a run has been better than at its end.
+    has_best = any(row.best != row.metric for row in comparison.rows if row.best)
     head = [*_setting_names(grouping), _arm_name(grouping), "seeds", metric + mark]
     head += [f"best {metric}{mark}"] * has_best + [f"{metric.removesuffix('/loss')}/ppl{mark}"] * has_ppl
     head += [f"difference to {grouping.baseline}{mark}", "p (Holm)", "finding"]
     lines = []
     for row in comparison.rows:
-        cells = [*_setting(row.cell), row.cell.arm, _seeds(row.cell), mean_text(row.metric)]
+        cells = [*_setting(row.cell), row.cell.arm, _seeds(row), mean_text(row.metric)]
         cells += [mean_text(row.best)] * has_best + [mean_text(row.perplexity, 4)] * has_ppl
         p = MISSING if row.p_holm is None else p_text(row.p_holm)
-        cells += [difference_text(row.difference), p, _finding(row)]
+        cells += [difference_text(row.difference, row.metric), p, _finding(row)]
         lines.append(tuple(cells))
-    notes = ["Mean over seeds ± 95% t-interval; seeds that diverged are counted and left out of means."]
+    notes = ["Mean over seeds ± 95% t-interval."]
+    if any(row.cell.diverged for row in comparison.rows):
+        notes.append("2 of 3: of three seeds one has no finite value, or diverged, and is in no mean.")
     if any("n.d." in line[-1] for line in lines):
         notes.append(
             "n.d., +N: not distinguishable with this budget; about N more seeds would be needed to find a difference "
-            "of this size (80% power at 5%)."
+            "of this size (80% power at 5% divided by the number of tests)."
         )
     return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
 
@@ -108,7 +122,7 @@ def _finding(row: Row) -> str:
     if not words.startswith("not distinguishable") or d is None:
         return words
     if d.seeds_needed is None:
-        return "n.d." if (d.p or 0) <= 0.05 else "n.d., +1,000 or more"
+        return "n.d., +1,000 or more"
     return f"n.d., +{max(1, d.seeds_needed - d.n)}"
 
 
@@ -140,11 +154,13 @@ def _learning_rates(comparison: Comparison) -> Table:
     grouping = comparison.grouping
     rest = list(comparison.ladders[0].setting)
     names = [short(key, grouping.setting) for key in rest]
-    head = [*names, _arm_name(grouping), "seeds", "LR sensitivity", "with l0", f"difference to {grouping.baseline}"]
-    head += ["best LR", "usable LRs", "edge", "largest stable LR", "ratio"]
+    mark = _mark(comparison, LOSS)
+    head = [*names, _arm_name(grouping), "seeds", f"LR sensitivity{mark}", f"with l0{mark}"]
+    head += [f"difference to {grouping.baseline}{mark}", f"best LR{mark}", f"usable LRs{mark}", f"edge{mark}"]
+    head += [f"largest stable LR{mark}", f"ratio{mark}"]
     lines = []
     for ladder in comparison.ladders:
-        cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, str(ladder.seeds)]
+        cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, _ladder_seeds(ladder)]
         cells += [_sensitivity(ladder, ladder.sensitivity), _sensitivity(ladder, ladder.sensitivity_l0)]
         cells += [difference_text(ladder.difference), _best(ladder), *_usable(ladder)]
         cells += [str(ladder.stable) if ladder.stable else MISSING, _ratio(ladder)]
@@ -158,7 +174,9 @@ def _learning_rates(comparison: Comparison) -> Table:
         "lowest; `with l0` counts a run that diverged while finite as one at initialisation. Usable: within 0.02 nats "
         "of the best; edge: the first above the best that is 0.1 worse."
     )
-    return Table("Learning rates", tuple(head), tuple(lines), tuple(notes))
+    if any(ladder.sensitivity and ladder.sensitivity.n < ladder.seeds for ladder in comparison.ladders):
+        notes.append("2 of 3 seeds: the others lack a learning rate of the grid and are in no sensitivity.")
+    return Table("Learning rates", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
 
 
 def _effects(comparison: Comparison, factorial: Factorial) -> Table:
@@ -166,7 +184,7 @@ def _effects(comparison: Comparison, factorial: Factorial) -> Table:
         f"{short(key, factorial.setting)}={shown_value(value)}" for key, value in factorial.setting.items()
     )
     lines = [
-        (e.name, f"{e.value:+.4f}", interval_text(e.low, e.high), MISSING if e.p is None else p_text(e.p))
+        (e.name, _signed(e.value, abs(e.value)), interval_text(e.low, e.high), MISSING if e.p is None else p_text(e.p))
         for e in factorial.effects
     ]
     notes = [
@@ -180,7 +198,9 @@ def _effects(comparison: Comparison, factorial: Factorial) -> Table:
         "A main effect is the mean with less the mean without; an interaction is half of what one changes in the other."
     )
     title = f"Effects of {' and '.join(factorial.factors)} on {comparison.metric}" + (f" at {where}" if where else "")
-    return Table(title, ("effect", "size", "95% interval", "p"), tuple(lines), tuple(notes))
+    mark = _mark(comparison, LOSS)
+    head = ("effect", f"size{mark}", f"95% interval{mark}", f"p{mark}")
+    return Table(title, head, tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
 
 
 # Cells
@@ -196,14 +216,28 @@ def mean_text(mean: Mean | None, digits: int = 4) -> str:
     return f"{mean.value:.{decimals}f} ± {mean.half:.{decimals}f}"
 
 
-def difference_text(difference: Difference | None) -> str:
+def difference_text(difference: Difference | None, of: Mean | None = None) -> str:
+    """`-0.0123 [-0.0200, -0.0046]`; with the number of pairs where that is not the number of values in `of`."""
     if difference is None:
         return MISSING
-    return f"{difference.value:+.4f} {interval_text(difference.low, difference.high)}".removesuffix(f" {MISSING}")
+    d = difference
+    size = max(abs(x) for x in (d.value, d.low, d.high) if x is not None)
+    text = f"{_signed(d.value, size)} {interval_text(d.low, d.high, size)}".removesuffix(f" {MISSING}")
+    return f"{text} ({d.n} pairs)" if of and d.method == "paired" and 1 < d.n < of.n else text
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    return MISSING if low is None or high is None else f"[{low:+.4f}, {high:+.4f}]"
+def interval_text(low: float | None, high: float | None, size: float | None = None) -> str:
+    if low is None or high is None:
+        return MISSING
+    size = max(abs(low), abs(high)) if size is None else size
+    return f"[{_signed(low, size)}, {_signed(high, size)}]"
+
+
+def _signed(value: float, size: float) -> str:
+    """Four decimals for losses; fewer for what is large, and powers of ten for what four decimals would hide."""
+    if size and size < 1e-3:
+        return f"{value:+.1e}"
+    return f"{value:+.4f}" if size < 100 else f"{value:+,.1f}"
 
 
 def p_text(p: float) -> str:
@@ -229,8 +263,14 @@ def _spikes(rate: SpikeRate) -> str:
     return "not scored" if rate.score is None else f"{rate.score:.2f}% ({rate.spikes} of {rate.scored:,})"
 
 
-def _seeds(cell: Cell) -> str:
-    return f"{len(cell.finite)} of {len(cell.runs)}" if len(cell.finite) < len(cell.runs) else str(len(cell.runs))
+def _seeds(row: Row) -> str:
+    n, ended = row.metric.n if row.metric else 0, len(row.cell.ended)
+    return f"{n} of {ended}" if n < ended else str(n)
+
+
+def _ladder_seeds(ladder: Ladder) -> str:
+    n = ladder.sensitivity.n if ladder.sensitivity else 0
+    return f"{n} of {ladder.seeds}" if n < ladder.seeds else str(n)
 
 
 def _sensitivity(ladder: Ladder, mean: Mean | None) -> str:
@@ -240,7 +280,7 @@ def _sensitivity(ladder: Ladder, mean: Mean | None) -> str:
 def _best(ladder: Ladder) -> str:
     if ladder.best_lr is None:
         return MISSING
-    return f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    return f"{ladder.best_lr:g}" + (" (grid's end)" if ladder.at_end else "")
 
 
 def _usable(ladder: Ladder) -> tuple[str, str]:
@@ -309,7 +349,7 @@ def _checks_text(comparison: Comparison) -> str:
     lines = []
     same = [check.name for check in comparison.checks if check.same is True]
     if same:
-        lines.append(f"  same     {', '.join(same)}")
+        lines += textwrap.wrap(", ".join(same), 110, initial_indent="  same     ", subsequent_indent=" " * 11)
     lines += [
         f"  {check.word:<8} {check.name:<{width}}  {check.detail}"
         for check in comparison.checks
@@ -321,4 +361,5 @@ def _checks_text(comparison: Comparison) -> str:
 
 def _listing(title: str, lines: Iterable[str]) -> str:
     lines = list(lines)
-    return "\n".join([title, *(f"- {shown(line)}" for line in lines)]) if lines else ""
+    wrapped = (textwrap.fill(f"- {shown(line)}", 120, subsequent_indent="  ", break_long_words=False) for line in lines)
+    return "\n".join([title, *wrapped]) if lines else ""

@@ -18,6 +18,7 @@ from stability_lab.analysis.sources import shown
 from stability_lab.config import ConfigError
 
 SEEDS = ("seed", "init_seed", "data_seed")
+OPEN_GROUPS = ("data", "tokenizer")
 # Keys by which no two runs differ: they change neither a weight nor a metric, or the manifest says what came of them
 # (the device and the threads that a run really had, and which fields a recipe set).
 _IGNORED = frozenset(
@@ -29,6 +30,7 @@ _IGNORED = frozenset(
     )
 )
 _ENDED = ("completed", "diverged")
+_OWN_FILES = frozenset(("config.yaml", "manifest.json", "metrics.jsonl", "summary.json"))
 
 # The C parser reads 200 configurations in the time that the other needs for 10.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,6 +62,13 @@ class RunRecord:
         names = self.manifest.get("stabilizers") or []
         return {str(name): {} for name in names} if isinstance(names, list) else {}
 
+    def options_of(self, group: str) -> Mapping[str, Any]:
+        """Of a group whose options have keys of their own (a corpus, a tokenizer): class -> its keys."""
+        chosen = self.config.get(group)
+        if not isinstance(chosen, Mapping):
+            return {}
+        return {str(chosen.get("_target_", group)).rpartition(".")[2]: chosen}
+
     @property
     def lr(self) -> float | None:
         return number(_get(self.config, "optimizer", "lr"))
@@ -88,8 +97,8 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All keys that this run computed from, flat, without seeds, stabilizers, paths and logging."""
-        flat = _flatten({key: value for key, value in self.config.items() if key != "stabilizer"})
+        """All keys that this run computed from, flat, without seeds, paths, logging and what `options_of` has."""
+        flat = _flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
         return {key: value for key, value in flat.items() if not _ignored(key)}
 
     def metric(self, name: str) -> float | None:
@@ -113,10 +122,14 @@ class RunRecord:
         rows = list(_rows(self.path / "metrics.jsonl"))
         return {name: np.array([_nan(row.get(name)) for row in rows], dtype=float) for name in columns}
 
-    def events(self, name: str) -> list[int]:
-        """Steps of the events of this name."""
-        rows = (row for row in _rows(self.path / "events.jsonl") if row.get("event") == name)
-        return [int(step) for row in rows if (step := number(row.get("step"))) is not None and math.isfinite(step)]
+    def events(self, name: str) -> list[tuple[int, int]]:
+        """First step and length in steps of each event of this name."""
+        found = []
+        for row in _rows(self.path / "events.jsonl"):
+            step, length = number(row.get("step")), number(row.get("length")) or 1
+            if row.get("event") == name and step is not None and math.isfinite(step) and math.isfinite(length):
+                found.append((int(step), max(1, int(length))))
+        return found
 
     def columns(self) -> list[str]:
         """Names of all columns of metrics.jsonl, in the order in which they first appear."""
@@ -168,7 +181,8 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        # Beyond this no sum or square is finite, so it says no more than infinity.
+        return float(value) if not abs(value) > 1e300 else math.inf if value > 0 else -math.inf
     if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return float(value)
     return None
@@ -180,9 +194,19 @@ def _nan(value: Any) -> float:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """Folders of runs at or below `path`; what is inside a run (checkpoints, wandb's files) is no other run."""
-    for folder, names, files in os.walk(path):
-        if "config.yaml" in files and "summary.json" in files:
+    """Folders of runs at or below `path`; what is inside a run (checkpoints, wandb's files) is no other run.
+
+    A folder that lacks a file of a run is one as well, and will be named as damaged. Links are followed, once.
+    """
+    seen: set[str] = set()
+    for folder, names, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            names.clear()
+            continue
+        seen.add(real)
+        names.sort()
+        if len(_OWN_FILES.intersection(files)) >= 2:
             names.clear()
             yield Path(folder)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,8 +35,10 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of a - b. `p` and the interval are None with one pair. `seeds_needed`: as many in each arm give a test of
-    80% power for a difference of this size, were it the true one; None without a p or where it is already significant.
+    """Mean of a - b. `p` and the interval are None with one pair. `spread`: standard deviation of a - b over pairs,
+    else the pooled one of a and b. `family` adds what depends on the other differences: `p_holm`, and `seeds_needed`,
+    with as many of which in each arm a test would have 80% power for a difference of this size, were it the true one;
+    None without a p, where the difference is significant, or above 1,000.
     """
 
     value: float
@@ -45,12 +47,19 @@ class Difference:
     p: float | None
     n: int
     method: Literal["paired", "welch"]
+    spread: float | None = None
+    p_holm: float | None = None
     seeds_needed: int | None = None
 
     @property
     def identical(self) -> bool:
         """All pairs are equal: with the same batches a sign that nothing acts."""
         return self.method == "paired" and self.value == 0 and self.low in (0, None)
+
+    @property
+    def significant(self) -> bool | None:
+        """None where there was no test."""
+        return None if self.p_holm is None else self.p_holm <= 1 - LEVEL
 
 
 def t_interval(values: Sequence[float]) -> Mean:
@@ -79,8 +88,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
         p = 1.0 if mean.value == 0 else 0.0
     else:
         p = float(2 * stats.t.sf(abs(mean.value) / (spread / math.sqrt(len(d))), len(d) - 1))
-    needed = paired_seeds(mean.value, spread) if p is not None and p > 1 - LEVEL else None
-    return Difference(mean.value, mean.low, mean.high, p, len(d), "paired", needed)
+    return Difference(mean.value, mean.low, mean.high, p, len(d), "paired", spread)
 
 
 def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
@@ -92,13 +100,31 @@ def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     vx, vy = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
     error = math.sqrt(vx + vy)
     if error == 0:
-        return Difference(value, value, value, 1.0 if value == 0 else 0.0, n, "welch")
+        return Difference(value, value, value, 1.0 if value == 0 else 0.0, n, "welch", 0.0)
     df = (vx + vy) ** 2 / (vx**2 / (len(x) - 1) + vy**2 / (len(y) - 1))
     p = float(2 * stats.t.sf(abs(value) / error, df))
     half = _critical(df) * error
     spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2)
-    needed = unpaired_seeds(value, spread) if p > 1 - LEVEL else None
-    return Difference(value, value - half, value + half, p, n, "welch", needed)
+    return Difference(value, value - half, value + half, p, n, "welch", spread)
+
+
+def family(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """The same differences as tests of one family: p by Holm's rule, and the seeds that such a test would need.
+
+    Holm's first step tests at 5% divided by the number of tests, and the seeds are those for that level: enough
+    whatever the other differences turn out to be.
+    """
+    adjusted = holm([d.p if d else None for d in differences])
+    tests = max(1, sum(p is not None for p in adjusted))
+    return [d and _in_family(d, p, tests) for d, p in zip(differences, adjusted, strict=True)]
+
+
+def _in_family(difference: Difference, p: float | None, tests: int) -> Difference:
+    found = replace(difference, p_holm=p)
+    if found.significant is not False or not difference.spread:
+        return found
+    seeds = paired_seeds if difference.method == "paired" else unpaired_seeds
+    return replace(found, seeds_needed=seeds(difference.value, difference.spread, tests=tests))
 
 
 @dataclass(frozen=True)
@@ -123,36 +149,22 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
     if not margin > 0:
         raise ValueError(f"margin is {margin}, but must be above 0")
     d = paired_difference(a, b)
-    if d.low is None or d.high is None:
+    if d.low is None or d.high is None or d.spread is None:
         return Equivalence(d.value, None, None, None, margin, d.n)
-    error = (d.high - d.value) / _critical(d.n - 1)
-    if error == 0:
-        p = 0.0 if abs(d.value) < margin else 1.0
-    else:
-        # The nearer end of the margin decides.
-        p = float(stats.t.sf((margin - abs(d.value)) / error, d.n - 1))
-    spread = error * math.sqrt(d.n)
-    needed = _smallest_n(margin / spread, lambda n: n - 1, math.sqrt, POWER, _tost_power) if spread > 0 else None
-    return Equivalence(d.value, d.low, d.high, p, margin, d.n, needed if p > 1 - LEVEL else None)
+    if d.spread == 0:
+        return Equivalence(d.value, d.low, d.high, 0.0 if abs(d.value) < margin else 1.0, margin, d.n)
+    # The nearer end of the margin decides.
+    p = float(stats.t.sf((margin - abs(d.value)) / (d.spread / math.sqrt(d.n)), d.n - 1))
+    size, needed = margin / d.spread, None
+    if p > 1 - LEVEL:
+        needed = _first(lambda n: _tost_power(size * math.sqrt(n), n - 1) >= POWER)
+    return Equivalence(d.value, d.low, d.high, p, margin, d.n, needed)
 
 
 def _tost_power(noncentrality: float, df: float) -> float:
     """Chance that both one-sided tests reject where the true difference is 0 and `noncentrality` the margin over the
     standard error. They cannot both fail, so that their chances of failing add."""
     return max(0.0, 2 * float(stats.nct.sf(stats.t.ppf(LEVEL, df), df, noncentrality)) - 1)
-
-
-def seeds_for(difference: Difference, effect: float) -> int | None:
-    """Seeds in each arm that would find a true difference `effect` at the spread of this one; None above 1,000, or
-    where one pair says nothing of a spread."""
-    if difference.low is None or difference.high is None or effect == 0:
-        return None
-    n, half = difference.n, difference.high - difference.value
-    if half == 0:
-        return 2
-    if difference.method == "paired":
-        return paired_seeds(effect, half / _critical(n - 1) * math.sqrt(n))
-    return unpaired_seeds(effect, half / _critical(2 * n - 2) * math.sqrt(n / 2))
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -166,16 +178,19 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def paired_seeds(effect: float, spread: float, power: float = POWER) -> int | None:
-    """Pairs needed to find a true mean difference `effect` of standard deviation `spread`; None above 1,000."""
-    return _smallest_n(abs(effect) / spread, lambda n: n - 1, math.sqrt, power) if spread > 0 else None
+def paired_seeds(effect: float, spread: float, power: float = POWER, tests: int = 1) -> int | None:
+    """Pairs needed to find a true mean difference `effect` of standard deviation `spread`, at 5% divided by `tests`;
+    None above 1,000."""
+    if spread <= 0:
+        return None
+    return _smallest_n(abs(effect) / spread, lambda n: n - 1, math.sqrt, power, tests)
 
 
-def unpaired_seeds(effect: float, spread: float, power: float = POWER) -> int | None:
+def unpaired_seeds(effect: float, spread: float, power: float = POWER, tests: int = 1) -> int | None:
     """Values needed in each of two equal samples; None above 1,000."""
     if spread <= 0:
         return None
-    return _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power)
+    return _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power, tests)
 
 
 def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
@@ -185,26 +200,22 @@ def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
 
 
 def _smallest_n(
-    size: float,
-    df: Callable[[int], int],
-    root: Callable[[int], float],
-    power: float,
-    chance: Callable[[float, float], float] = t_power,
+    size: float, df: Callable[[int], int], root: Callable[[int], float], power: float, tests: int
 ) -> int | None:
-    if size == 0:
+    """`df` and `root` of n are the degrees of freedom and what n multiplies the effect size by."""
+    level = 1 - (1 - LEVEL) / tests
+    return None if size == 0 else _first(lambda n: not t_power(size * root(n), df(n), level) < power)
+
+
+def _first(enough: Callable[[int], bool]) -> int | None:
+    """The smallest number of seeds, from 2 on, that is `enough`; None above 1,000."""
+    if not enough(MOST_SEEDS):
         return None
-    low, high = 2, 2
-    while chance(size * root(high), df(high)) < power:
-        if high > MOST_SEEDS:
-            return None
-        low, high = high, 2 * high
+    low, high = 2, MOST_SEEDS
     while low < high:
         middle = (low + high) // 2
-        if chance(size * root(middle), df(middle)) < power:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low <= MOST_SEEDS else None
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
 
 
 def _critical(df: float, level: float = LEVEL) -> float:

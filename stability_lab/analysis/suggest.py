@@ -10,6 +10,7 @@ from stability_lab.analysis.comparison import Comparison
 from stability_lab.analysis.grouping import LR
 from stability_lab.analysis.ladders import next_learning_rates
 from stability_lab.analysis.runs import RunRecord
+from stability_lab.analysis.statistics import MOST_SEEDS
 
 MOST_NEW_SEEDS = 5
 _OWN = ("stabilizer", LR, "seed", "init_seed", "data_seed", "group", "run_name", "if_exists", "resume", "output_dir")
@@ -40,10 +41,10 @@ def _new_seeds(comparison: Comparison, seeds: Sequence[int]) -> list[int]:
         difference = row.difference
         if difference is None or difference.identical:
             continue
-        if difference.p is None:
+        if difference.significant is None:
             wanted = max(wanted, 2)
-        elif difference.seeds_needed is not None:
-            wanted = max(wanted, difference.seeds_needed - difference.n)
+        elif not difference.significant:
+            wanted = max(wanted, (difference.seeds_needed or MOST_SEEDS) - difference.n)
     first = max(seeds, default=-1) + 1
     return list(range(first, first + min(wanted, MOST_NEW_SEEDS)))
 
@@ -51,8 +52,10 @@ def _new_seeds(comparison: Comparison, seeds: Sequence[int]) -> list[int]:
 def _reason(comparison: Comparison) -> str:
     if any(row.difference and row.difference.p is None for row in comparison.rows):
         return "intervals and tests, which one seed cannot give"
-    needed = max(row.difference.seeds_needed or 0 for row in comparison.rows if row.difference)
-    return f"differences that are not resolved (the hardest would need {needed} seeds; {MOST_NEW_SEEDS} at a time)"
+    open_ones = [row.difference for row in comparison.rows if row.difference and row.difference.significant is False]
+    needed = max((difference.seeds_needed or MOST_SEEDS for difference in open_ones), default=MOST_SEEDS)
+    words = f"{needed:,} seeds" if needed < MOST_SEEDS else f"more than {MOST_SEEDS:,} seeds"
+    return f"differences that are not resolved (the hardest would need {words}; {MOST_NEW_SEEDS} at a time)"
 
 
 def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[int]) -> list[str]:
@@ -71,8 +74,14 @@ def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[i
 
 
 def _stabilizers(run: RunRecord) -> str:
-    names = sorted(map(str, run.stabilizer_options))
-    return f"[{','.join(names)}]" if len(names) > 1 else names[0] if names else "none"
+    """As they were asked for: those of a recipe come with it, and would be reached twice."""
+    asked = "none"
+    for override in map(str, run.manifest["overrides"]):
+        key, _, value = override.lstrip("+").partition("=")
+        if key == "stabilizer":
+            asked = value
+    names = asked.strip("[]").split(",")
+    return asked if len(names) > 1 else names[0] or "none"
 
 
 def _further(run: RunRecord) -> tuple[str, ...]:

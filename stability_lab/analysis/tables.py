@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ def text_table(table: Table) -> str:
     shown_lines = ["  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     rule = "-" * min(sum(widths) + 2 * (len(widths) - 1), 200)
     body = [shown_lines[0].rstrip(), rule, *(line.rstrip() for line in shown_lines[1:])]
-    return "\n".join([table.title, *body, *map(shown, table.notes)])
+    notes = (textwrap.fill(shown(note), 120, break_long_words=False) for note in table.notes)
+    return "\n".join([table.title, *body, *notes])
 
 
 def _width(cell: str) -> int:
@@ -68,7 +70,7 @@ def escape_markdown(cell: str) -> str:
 
 
 def escape_latex(cell: str) -> str:
-    return "".join(_LATEX.get(c, c if ord(c) < 256 else "?") for c in shown(cell))
+    return "".join(_LATEX.get(c, c if ord(c) < 256 else f"{{[}}U+{ord(c):04X}{{]}}") for c in shown(cell))
 
 
 def latex_table(table: Table) -> str:

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from stability_lab.analysis.statistics import LEVEL, MOST_SEEDS, Difference, equivalence, seeds_for
+from stability_lab.analysis.statistics import (
+    LEVEL,
+    MOST_SEEDS,
+    Difference,
+    equivalence,
+    family,
+    paired_seeds,
+    unpaired_seeds,
+)
 from stability_lab.judge.lr_sensitivity import Bracket, ratio_interval
 from stability_lab.judge.spikes import needed_steps
 
@@ -46,33 +54,39 @@ def exact(ours: float, printed: float, tolerance: float) -> Finding:
     return Finding(AGREES if abs(ours - printed) <= tolerance else CONTRADICTS, ours)
 
 
-def signed(difference: Difference, direction: int, p: float | None = None, effect: float | None = None) -> Finding:
+def signed(difference: Difference, direction: int, effect: float | None = None) -> Finding:
     """The sign of a - b against the published `direction`, 1 or -1.
 
-    `p`: the difference's own, unless it was adjusted for the number of tests. `effect`: the published difference in the
-    same unit; where our spread could not show even that with our seeds, nothing can be said of the sign. Raises
-    `ValueError` for another direction.
+    A difference that is not of a `family` yet is one of its own. `effect`: the published difference in the same unit;
+    where our spread could not show even that with our seeds, nothing can be said of the sign. Raises `ValueError` for
+    another direction.
     """
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
-    d, p = difference, difference.p if p is None else p
+    d = difference
+    if d.p_holm is None:
+        d = family([d])[0] or d
     interval = (d.value, d.low, d.high)
     same = d.value * direction > 0
-    if p is not None and p <= 1 - LEVEL and d.value:
-        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)
     if d.value == 0:
         return Finding(NOT_RESOLVABLE, *interval, "the two do not differ at all")
-    if p is None:
+    if d.significant:
+        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)
+    if d.significant is None:
         return Finding(SAME if same else OPPOSITE, *interval, "one seed: no test")
     if effect:
-        needed = seeds_for(d, effect)
+        needed = _seeds_for(d, effect)
         if needed is None or needed > d.n:
             return Finding(NOT_RESOLVABLE, *interval, f"the published difference would take {_seeds(needed)}")
-    elif d.p is not None and d.p > 1 - LEVEL and d.seeds_needed is None:
+    elif d.seeds_needed is None:
         return Finding(NOT_RESOLVABLE, *interval, f"a difference of this size would take {_seeds(None)}")
-    needed = d.seeds_needed
-    detail = "not once corrected for the number of tests" if needed is None else f"it would take {_seeds(needed)}"
-    return Finding(SAME if same else OPPOSITE, *interval, detail)
+    return Finding(SAME if same else OPPOSITE, *interval, f"it would take {_seeds(d.seeds_needed)}")
+
+
+def _seeds_for(d: Difference, effect: float) -> int | None:
+    """Seeds in each arm that would find a true difference `effect` at the spread of `d`."""
+    seeds = paired_seeds if d.method == "paired" else unpaired_seeds
+    return seeds(effect, d.spread or 0.0)
 
 
 def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:

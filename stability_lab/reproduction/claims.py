@@ -8,7 +8,7 @@ from typing import Any
 
 from stability_lab.analysis.grouping import LR, Cell, Grouping
 from stability_lab.analysis.ladders import Ladder, ladders
-from stability_lab.analysis.statistics import Difference, holm, paired_difference, welch_difference
+from stability_lab.analysis.statistics import Difference, family, paired_difference, welch_difference
 from stability_lab.analysis.verdicts import (
     NOT_RESOLVABLE,
     Finding,
@@ -37,14 +37,15 @@ def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list
 
     Differences are corrected for their number within the part by Holm's rule.
     """
-    differences = [
-        None if evidence is None else _DIFFERENCES.get(claim.test["kind"], _none)(part, claim.test, evidence)
-        for claim in found
-    ]
-    adjusted = holm([d.p if d is not None and d.value else None for d in differences])
+    differences = family(
+        [
+            None if evidence is None else _DIFFERENCES.get(claim.test["kind"], _none)(part, claim.test, evidence)
+            for claim in found
+        ]
+    )
     return [
-        Judged(claim, _finding(part, claim, evidence, difference, p))
-        for claim, difference, p in zip(found, differences, adjusted, strict=True)
+        Judged(claim, _finding(part, claim, evidence, difference))
+        for claim, difference in zip(found, differences, strict=True)
     ]
 
 
@@ -72,9 +73,7 @@ def difference_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> Difference
     return welch_difference(list(own.values()), list(other.values())) if own and other else None
 
 
-def _finding(
-    part: Part, claim: Claim, evidence: Evidence | None, difference: Difference | None, p: float | None
-) -> Finding:
+def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Difference | None) -> Finding:
     test, kind = claim.test, claim.test["kind"]
     if kind == "not_built":
         return Finding(NOT_BUILT)
@@ -94,7 +93,7 @@ def _finding(
         return _stable(part, test, evidence)
     if difference is None:
         return Finding(NOT_RESOLVABLE, detail="an arm has no run with a finite value")
-    return signed(difference, test["direction"], p, test.get("effect"))
+    return signed(difference, test["direction"], test.get("effect"))
 
 
 def _difference(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:

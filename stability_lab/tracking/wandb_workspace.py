@@ -160,7 +160,7 @@ def workspace_of(spec: Spec) -> Any:
             ws.Section(name=section["name"], panels=[_panel(wr, panel) for panel in section["panels"]], is_open=True)
             for section in spec["sections"]
         ],
-        settings=ws.WorkspaceSettings(x_axis="step", max_runs=100),
+        settings=ws.WorkspaceSettings(x_axis="step", max_runs=1000),
         runset_settings=ws.RunsetSettings(
             filters=_filters(ws, spec),
             groupby=[ws.Config(key) for key in spec["runs"]["group_by"]],

@@ -51,6 +51,8 @@ def write_run(
         "versions": {"torch": "2.13.0", "stability_lab": "0.1.0", "python": "3.11.7", "numpy": "2.4.6"},
         "git": {"revision": "0" * 40, "dirty": False},
         "device": "cpu",
+        "platform": "Linux-6",
+        "deterministic": False,
         "threads": 2,
         "precision": "fp32",
         "compile": "off",

@@ -184,6 +184,8 @@ MISMATCHES = {
     "attention back-end": {"attention": {"backend": "explicit"}},
     "threads": {"threads": 1},
     "device": {"device": "NVIDIA H200"},
+    "platform": {"platform": "Windows-11"},
+    "deterministic kernels": {"deterministic": True},
     "torch": {"versions": {"torch": "2.11.0", "stability_lab": "0.1.0", "python": "3.11.7", "numpy": "2.4.6"}},
     "code revision": {"git": {"revision": "1" * 40, "dirty": False}},
     "Python": {"versions": {"torch": "2.13.0", "stability_lab": "0.1.0", "python": "3.12.1", "numpy": "2.4.6"}},
@@ -226,9 +228,15 @@ def test_data_may_differ_between_settings(make_run, tmp_path: Path) -> None:
     for name in ("sotu", "stdlib"):
         data = {"fingerprint": name, "first_batch": name, "last_batch": name, "validation": name}
         for arm in ([], ["qknorm"]):
-            make_run(f"{name}{len(arm)}", arm, config={"data": {"_target_": f"data.{name}"}}, manifest={"data": data})
+            make_run(
+                f"{name}{len(arm)}",
+                arm,
+                config={"data": {"_target_": f"data.{name}", "val_every": 20}},
+                manifest={"data": data},
+            )
     comparison = compared(tmp_path)
-    assert comparison.grouping.setting == ("data._target_",)
+    assert comparison.grouping.setting == ("data",)
+    assert {cell.setting["data"] for cell in comparison.grouping.cells} == {"sotu", "stdlib"}
     assert comparison.paired
 
 
@@ -238,3 +246,67 @@ def test_an_arm_that_is_missing_somewhere_is_named(make_run, tmp_path: Path) -> 
     make_run("c", [], 1e-2)
     check = next(check for check in compared(tmp_path).checks if check.name == "settings")
     assert check.detail == "no run of qknorm in 1 of 2 settings"
+
+
+def test_data_that_differ_between_learning_rates_are_a_mismatch(make_run, tmp_path: Path) -> None:
+    """A sweep that was extended later on other data: the ladder would mix them."""
+    other = {"fingerprint": "other", "first_batch": "first0", "last_batch": "last0", "validation": "v" * 16}
+    for arm in ([], ["qknorm"]):
+        make_run(f"a{len(arm)}", arm, 1e-3)
+        make_run(f"b{len(arm)}", arm, 1e-2, manifest={"data": other})
+    comparison = compared(tmp_path)
+    assert [check.name for check in comparison.checks if check.same is False] == ["data"]
+    assert not comparison.paired
+    from stability_lab.analysis import report
+
+    made = report.text(comparison)
+    assert "LR sensitivity*" in made
+    assert "With care: data differs" in made
+
+
+def test_uncommitted_code_is_said(make_run, tmp_path: Path) -> None:
+    make_run("a", [], manifest={"git": {"revision": "0" * 40, "dirty": True}})
+    make_run("b", ["qknorm"])
+    check = next(check for check in compared(tmp_path).checks if check.name == "uncommitted code")
+    assert check.detail == "1 runs (none) had changes beside their revision"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, "many", [1], 10**400, 1e308])
+def test_a_run_that_completed_without_a_finite_loss_is_named(sweep: Path, make_run, loss) -> None:
+    make_run("odd", ["qknorm"], seed=3, final={"val/loss": loss})
+    comparison = compared(sweep)
+    row = comparison.rows[1]
+    assert row.metric is not None
+    assert row.metric.n == 3
+    assert any("1 runs have no finite val/loss and are in no mean: odd" in note for note in comparison.notes)
+    from stability_lab.analysis import report
+
+    line = next(line for line in report.text(comparison).splitlines() if line.startswith("qknorm"))
+    assert line.split()[1:4] == ["3", "of", "4"]
+
+
+def test_a_running_run_is_not_among_the_seeds(sweep: Path, make_run) -> None:
+    make_run("late", ["qknorm"], seed=3, loss=9.0, status="running")
+    from stability_lab.analysis import report
+
+    line = next(line for line in report.text(compared(sweep)).splitlines() if line.startswith("qknorm"))
+    assert line.split()[1] == "3"
+
+
+def test_scores_that_are_no_numbers_do_not_count(make_run, tmp_path: Path) -> None:
+    make_run("a", scores={"grad_norm": {"robust": {"score": "high", "n_spikes": "many", "n_scored": 5}}})
+    rate = compared(tmp_path).rows[0].spikes["grad_norm"]
+    assert (rate.score, rate.spikes) == (None, 0)
+
+
+def test_runs_that_cannot_be_read_are_in_the_notes(sweep: Path, make_run) -> None:
+    (make_run("bad") / "summary.json").unlink()
+    runs, faults = find_runs([sweep])
+    comparison = compare(runs, faults=faults)
+    assert any(note.startswith("left out: ") and "bad" in note for note in comparison.notes)
+
+
+def test_an_attention_logit_that_is_not_finite_is_the_largest(make_run, tmp_path: Path) -> None:
+    make_run("a", seed=0, max_attn_logit=math.nan)
+    make_run("b", seed=1)
+    assert compared(tmp_path).rows[0].max_attn_logit == math.inf

@@ -123,6 +123,15 @@ def test_seeds_of_init_and_data_make_pairs_too(make_run, tmp_path: Path) -> None
     assert len(cell.runs) == 2
 
 
+def test_a_corpus_is_one_key_whatever_options_it_has(make_run, tmp_path: Path) -> None:
+    make_run("a", config={"data": {"_target_": "x.Sotu", "val_every": 20}})
+    make_run("b", config={"data": {"_target_": "x.Hub", "name": "parquet", "field": "text", "val_documents": 50}})
+    make_run("c", config={"data": {"_target_": "x.Hub", "name": "json", "field": "text", "val_documents": 50}})
+    grouping = grouped(tmp_path)
+    assert grouping.by == ("data",)
+    assert grouping.arms == ("data=Hub(name=json)", "data=Hub(name=parquet)", "data=Sotu")
+
+
 def test_paths_logging_and_devices_are_no_difference(make_run, tmp_path: Path) -> None:
     make_run("a", seed=0, config={"trainer": {"threads": 1, "log_every": 10, "max_steps": 5}, "run_name": "a"})
     make_run("b", seed=1, config={"trainer": {"threads": 2, "log_every": 1, "max_steps": 5}, "group": "x"})

@@ -49,9 +49,8 @@ def test_a_run_without_a_finite_loss_has_the_loss_at_initialisation(make_run, tm
     assert ladder.sensitivity_l0 is not None
     assert ladder.sensitivity.value == pytest.approx((0 + 1.0 + 3.5) / 3)
     assert ladder.sensitivity_l0.value == pytest.approx((0 + 3.5 + 3.5) / 3)
-    assert ladder.losses[:2] == (2.0, 3.0)
-    assert ladder.losses[2] is not None
-    assert math.isnan(ladder.losses[2])
+    assert ladder.losses[0] == 2.0
+    assert all(loss is not None and math.isnan(loss) for loss in ladder.losses[1:])
     assert str(ladder.stable) == "[0.001, 0.01)"
     assert ladder.usable is not None
     assert ladder.usable.edge == 1e-2
@@ -86,7 +85,7 @@ def test_the_ratio_to_the_baseline_is_an_interval(make_run, tmp_path: Path) -> N
 def test_next_learning_rates_lie_beyond_an_end_beside_the_best_and_inside_the_bracket(make_run, tmp_path: Path) -> None:
     for i, (lr, loss) in enumerate(((1e-3, 2.0), (1e-2, 2.5), (1e-1, 3.0))):
         make_run(f"n{i}", [], lr, loss=loss, **({"status": "diverged", "verdict": "diverged"} if i == 2 else {}))
-    assert next_learning_rates(ladders(tmp_path)["none"]) == [1e-4, 3.2e-3, 3.2e-2]
+    assert next_learning_rates(ladders(tmp_path)["none"]) == [3.2e-4, 3.2e-3, 3.2e-2]
 
 
 def test_tuned_compares_each_arm_at_its_own_best(make_run, tmp_path: Path) -> None:
@@ -101,7 +100,7 @@ def test_tuned_compares_each_arm_at_its_own_best(make_run, tmp_path: Path) -> No
     assert difference is not None
     assert difference.value == pytest.approx(-0.1)
     (sentence,) = decision(comparison)
-    assert "at its best learning rate (0.01) 0.1000 below" in sentence
+    assert "at its best learning rate (0.01) 0.1 below" in sentence
     assert "none at its own (0.001)" in sentence
 
 
@@ -111,7 +110,7 @@ def test_the_suggested_commands_name_arms_rates_seeds_and_what_was_set(make_run,
         make_run(f"q{lr}", ["qknorm", "zloss"], lr, loss=loss - 0.01)
     lines = suggest(compare(find_runs([tmp_path])[0]))
     rates, seeds = [line for line in lines if "stability_lab train -m" in line]
-    assert "seed=0 optimizer.lr=0.0001,0.0032" in rates
+    assert "seed=0 optimizer.lr=0.00032,0.0032" in rates
     assert "'+stabilizer=none,[qknorm,zloss]' trainer.max_steps=300" in rates
     assert rates.endswith("group=sweep")
     assert "seed=1,2 optimizer.lr=0.001,0.01" in seeds
@@ -139,3 +138,57 @@ def test_a_log_without_a_learning_rate_is_no_rung(make_run, tmp_path: Path) -> N
         make_run(f"n{lr}", [], lr)
     make_run("other", [], config={"optimizer": {"eps": 1e-8}})
     assert ladders(tmp_path)["none"].lrs == (1e-3, 1e-2)
+
+
+def test_an_arm_that_diverges_everywhere_is_best_nowhere(make_run, tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        make_run(f"n{lr}", [], lr, loss=2.0)
+        make_run(f"q{lr}", ["qknorm"], lr, loss=1.9, status="diverged", verdict="diverged")
+    ladder = ladders(tmp_path)["qknorm"]
+    assert (ladder.best_lr, ladder.usable, ladder.at_chance) == (None, None, True)
+    assert str(ladder.stable) == "< 0.001"
+    assert "2 of 2 runs diverged (baseline 0 of 2)" in decision(compare(find_runs([tmp_path])[0]))[0]
+
+
+def test_the_decision_is_corrected_over_its_own_family(make_run, tmp_path: Path) -> None:
+    """Each arm at its best: alone a difference is resolved that is not among four."""
+    base = [2.0, 2.1, 2.2, 2.3]
+    shifted = [1.95, 2.08, 2.14, 2.27]
+    for lr in (1e-3, 1e-2):
+        for seed in range(4):
+            make_run(f"n{lr}{seed}", [], lr, seed, base[seed] + (lr > 5e-3))
+            make_run(f"a{lr}{seed}", ["a"], lr, seed, shifted[seed] + (lr > 5e-3))
+    (alone,) = decision(compare(find_runs([tmp_path])[0]))
+    assert "0.04 below (p 0.022 by Holm)" in alone
+    for name in "bcd":
+        for lr in (1e-3, 1e-2):
+            for seed in range(4):
+                make_run(f"{name}{lr}{seed}", [name], lr, seed, base[seed] + (lr > 5e-3) + 0.01 * (-1) ** seed)
+    among = decision(compare(find_runs([tmp_path])[0]))
+    assert "not distinguishable (-0.0400, p 0.088 by Holm)" in among[0]
+
+
+def test_only_a_loss_has_a_ladder(make_run, tmp_path: Path) -> None:
+    for lr in (1e-3, 1e-2):
+        make_run(f"n{lr}", [], lr)
+    assert compare(find_runs([tmp_path])[0], metric="tokens_per_s").ladders == ()
+
+
+def test_seeds_are_counted_where_the_grid_is_whole(make_run, tmp_path: Path) -> None:
+    from stability_lab.analysis import report
+
+    for seed, lrs in enumerate(((1e-3, 1e-2), (1e-3, 1e-2), (1e-3,))):
+        for lr in lrs:
+            make_run(f"n{lr}{seed}", [], lr, seed, 2.0 + 0.01 * seed)
+    comparison = compare(find_runs([tmp_path])[0])
+    assert comparison.ladders[0].sensitivity is not None
+    assert (comparison.ladders[0].sensitivity.n, comparison.ladders[0].seeds) == (2, 3)
+    assert "2 of 3 seeds: the others lack a learning rate" in report.text(comparison)
+
+
+def test_stabilizers_that_came_with_a_recipe_are_not_asked_for_again(make_run, tmp_path: Path) -> None:
+    overrides = ["recipe=olmo2", "++optimizer.lr=0.001", "++seed=0"]
+    for lr in (1e-3, 1e-2):
+        make_run(f"n{lr}", ["qknorm", "rmsnorm"], lr, loss=2.0 + lr, manifest={"overrides": overrides})
+    (command,) = [line for line in suggest(compare(find_runs([tmp_path])[0])) if "train -m" in line]
+    assert "+stabilizer=none recipe=olmo2" in command

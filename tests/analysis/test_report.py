@@ -37,7 +37,7 @@ def test_csv_has_one_header_line_and_full_precision(comparison: Comparison) -> N
     first = comparison.rows[0].metric
     assert first is not None
     assert float(made.splitlines()[1].split(",")[list(table.columns).index("val/loss")]) == first.value
-    assert table["val/loss high"][0] == pytest.approx(first.high, rel=1e-15)
+    assert float(table["val/loss high"].tolist()[0]) == pytest.approx(first.high, rel=1e-15)
     assert table["optimizer.lr"].tolist() == [0.003, 0.003, 0.03, 0.03, 0.03]
     bad = table[table["arm"] == "zloss"].iloc[0]
     assert math.isnan(bad["val/loss"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from statsmodels.stats.weightstats import ttost_paired
 
-from stability_lab.analysis.statistics import equivalence, paired_difference, seeds_for, welch_difference
+from stability_lab.analysis.statistics import equivalence, family, paired_difference, paired_seeds, welch_difference
 from stability_lab.analysis.verdicts import (
     AGREES,
     CONTRADICTS,
@@ -63,13 +63,18 @@ def test_a_p_corrected_for_the_number_of_tests_decides() -> None:
     clear = paired_difference(LOW, HIGH)
     assert clear.p is not None
     assert clear.p < 0.01
-    corrected = signed(clear, -1, p=0.2)
-    assert (corrected.verdict, corrected.detail) == (SAME, "not once corrected for the number of tests")
+    many = family([clear, *[paired_difference(LOW, NEAR)] * 400])
+    assert many[0] is not None
+    assert many[0].p_holm == pytest.approx(401 * clear.p)
+    corrected = signed(many[0], -1)
+    assert corrected.verdict == SAME
+    assert corrected.detail == f"it would take about {many[0].seeds_needed} seeds"
 
 
 def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() -> None:
     d = paired_difference(LOW, NEAR)
-    needed = seeds_for(d, 0.01)
+    assert d.spread is not None
+    needed = paired_seeds(0.01, d.spread)
     assert needed is not None
     assert needed > 4
     small = signed(d, -1, effect=-0.01)

@@ -11,7 +11,6 @@ import yaml
 
 from stability_lab.reproduction import catalogue
 
-
 TINY_PARTS: Mapping[str, Any] = {
     "tiny": {
         "about": "what takes seconds",

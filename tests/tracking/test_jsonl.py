@@ -144,6 +144,7 @@ def test_rows_after_a_step_are_set_aside_and_none_is_lost(tmp_path, torn):
     for number in (1, 2):
         path.write_text(kept + rest)
         aside = RunFiles(tmp_path).set_aside("metrics.jsonl", 2)
+        assert aside is not None
         assert aside == tmp_path / f"metrics.jsonl.after-step-2-{number}"
         assert aside.read_text() == rest
         assert path.read_text() == kept

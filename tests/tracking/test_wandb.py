@@ -136,6 +136,7 @@ def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
     assert service_of(pid) == []
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
     # The first run of the process is another one; the other two are two parts of the run "kept-1".
     script = RUN.replace("pathlib.Path(folder))", "pathlib.Path(folder), resume_id='kept-1' if n else None)")
@@ -170,6 +171,7 @@ def test_no_key_on_a_terminal_never_asks(tmp_path, environment, mode):
     assert shown.stderr.count("LOG") == (1 if mode == "online" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["environment", "netrc"])
 def test_key_without_network_goes_offline(tmp_path, environment, source):
     # A server that accepts and never answers is the slowest of the broken networks.

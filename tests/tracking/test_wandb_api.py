@@ -298,6 +298,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_dead_network_is_noticed_in_seconds(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_") and name != "NETRC"}
     with socket.create_server(("127.0.0.1", 0)) as server:

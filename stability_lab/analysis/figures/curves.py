@@ -103,8 +103,13 @@ def running_median(values: np.ndarray) -> np.ndarray:
 
 
 def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np.ndarray, look: Look) -> bool:
-    """A triangle above the curve at each event's step, at the top edge where the value is out of view."""
-    at = [index for spike in run.events(event) for index in np.flatnonzero(step == spike)[:1]]
+    """A triangle above the highest value of each event, at the top edge where that is out of view."""
+    at = []
+    for first, length in run.events(event):
+        inside = np.flatnonzero((step >= first) & (step < first + length))
+        if len(inside):
+            heights = np.where(np.isnan(values[inside]), np.inf, values[inside])
+            at.append(inside[np.argmax(heights)])
     if not at:
         return False
     heights = _within(values[at], axes.get_ylim())

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from stability_lab.analysis.statistics import (
+    family,
     holm,
     paired_difference,
     paired_seeds,
@@ -52,7 +53,7 @@ def test_pairs_are_scipys_related_test() -> None:
 def test_independent_samples_are_scipys_welch_test() -> None:
     b = [*B, 1.802]
     difference = welch_difference(A, b)
-    expected = stats.ttest_ind(A, b, equal_var=False)
+    expected: Any = stats.ttest_ind(A, b, equal_var=False)
     assert difference.p == pytest.approx(expected.pvalue, rel=1e-12)
     interval = expected.confidence_interval(0.95)
     assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
@@ -139,6 +140,36 @@ def test_nothing_needs_seeds_without_an_effect_or_a_spread() -> None:
     assert unpaired_seeds(1.0, 0.0) is None
 
 
-def test_seeds_are_asked_for_only_where_the_difference_is_not_resolved() -> None:
-    assert paired_difference([1.0, 1.2, 0.9], [1.05, 1.1, 1.0]).seeds_needed is not None
-    assert paired_difference([1.0, 1.2, 0.9], [2.0, 2.2, 1.91]).seeds_needed is None
+def test_seeds_are_asked_for_only_where_the_difference_is_not_resolved_in_its_family() -> None:
+    open_one = paired_difference([1.0, 1.2, 0.9], [1.05, 1.1, 1.0])
+    clear = paired_difference([1.0, 1.2, 0.9], [2.0, 2.2, 1.91])
+    single = paired_difference([1.0], [2.0])
+    found = family([open_one, None, clear, single])
+    assert found[1] is None
+    assert [d and d.significant for d in found] == [False, None, True, None]
+    assert found[0] is not None
+    assert found[0].seeds_needed == paired_seeds(open_one.value, open_one.spread or 0.0, tests=2)
+    assert found[2] is not None
+    assert found[2].seeds_needed is None
+
+
+def test_a_difference_that_only_the_correction_takes_away_needs_seeds_too() -> None:
+    borderline = paired_difference([1.0, 1.1, 1.2, 1.3], [1.05, 1.12, 1.26, 1.33])
+    assert borderline.p is not None
+    assert borderline.p < 0.05
+    (alone,) = family([borderline])
+    assert alone is not None
+    assert alone.significant
+    among = family([borderline] * 20)[0]
+    assert among is not None
+    assert not among.significant
+    assert among.seeds_needed is not None
+    assert among.seeds_needed > 4
+
+
+@pytest.mark.oracle
+def test_sample_sizes_of_a_corrected_test_are_those_of_statsmodels() -> None:
+    from statsmodels.stats.power import TTestPower
+
+    expected = TTestPower().solve_power(effect_size=0.5, power=0.8, alpha=0.05 / 9, alternative="two-sided")
+    assert paired_seeds(0.5, 1.0, tests=9) == int(np.ceil(expected))
