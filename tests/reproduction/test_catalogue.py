@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_claim_says_what_where_and_how(claim: Claim) -> None:
         assert test.get("metric", part.metric) in METRICS
 
 
-def arms_of(test: dict) -> Iterator[str]:
+def arms_of(test: Mapping[str, Any]) -> Iterator[str]:
     yield from (test[key] for key in "ab" if key in test)
     yield from test.get("arms", {}).values()
 
