@@ -99,6 +99,8 @@ def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
         return Finding(SAME_RESOLVED, *interval, f"equal within {margin:g}")
     if found.low > margin or found.high < -margin:
         return Finding(CONTRADICTS, *interval, f"different by more than {margin:g}")
+    if found.pairs_needed is not None and found.pairs_needed <= found.n:
+        return Finding(NOT_RESOLVABLE, *interval, f"neither within {margin:g} nor beyond it")
     return Finding(NOT_RESOLVABLE, *interval, f"equality within {margin:g} would take {_seeds(found.pairs_needed)}")
 
 

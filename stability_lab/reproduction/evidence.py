@@ -22,6 +22,7 @@ from stability_lab.config import ConfigError
 _DEFINITIONS = ("olmo2", "olmo_core", "robust")
 _MANIFEST = ("created", "device", "threads", "precision", "attention", "fingerprint")
 _DATA = ("fingerprint", "first_batch", "last_batch", "validation")
+_LAYERS = ("act/rms/L", "attn/entropy/L")
 _BEFORE = 20  # steps with which an injected one is compared
 _LAST = 20  # steps whose mean stands for the end of a series
 
@@ -72,7 +73,7 @@ def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
         "summary": {
             **{key: summary.get(key) for key in kept},
             "initial": {"val/loss": record.initial("val/loss")},
-            "final": {**(summary.get("final") or {}), **_derived(record, injected)},
+            "final": {**_kept(summary.get("final") or {}), **_derived(record, injected)},
             "scores": scores,
         },
     }
@@ -118,6 +119,11 @@ def _run(line: Mapping[str, Any], path: Path, delta: float) -> Run:
     return Run(line["arm"], line["setting"], line["lr"], line["seed"], record)
 
 
+def _kept(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a layer's own values only what pages show."""
+    return {name: value for name, value in final.items() if "/L" not in name or name.startswith(_LAYERS)}
+
+
 def _counts(score: Mapping[str, Any]) -> dict[str, Any]:
     return {key: score.get(key) for key in ("score", "n_spikes", "n_scored", "window", "threshold")}
 
@@ -141,9 +147,8 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
         found["abs_log_z"] = abs(float(np.nanmean(log_z[-_LAST:])))
     final = record.summary.get("final") or {}
     streams = [float(final[key]) for key in sorted(final) if key.startswith("act/rms/L")]
-    if streams:
-        found |= {"rms_first": streams[0], "rms_last": streams[-1]}
-        found["rms_growth"] = streams[-1] / streams[0] if streams[0] > 0 else math.nan
+    if streams and streams[0] > 0:
+        found["rms_growth"] = streams[-1] / streams[0]
     logit = record.metric("max_attn_logit")
     if logit is not None and logit > 0:
         found["log10_max_attn_logit"] = math.log10(logit)

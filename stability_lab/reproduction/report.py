@@ -61,10 +61,10 @@ def shown(finding: Finding) -> str:
     """`-0.031 [-0.044, -0.018]`, as far as there is an interval."""
     if finding.value is None:
         return MISSING
-    value = _number(finding.value)
     if finding.low is None or finding.high is None:
-        return value
-    return f"{value} [{_number(finding.low)}, {_number(finding.high)}]"
+        return _number(finding.value, 5)  # enough to see the tolerance of every exact claim
+    value, low, high = (_number(x, 3) for x in (finding.value, finding.low, finding.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequence[Judged]) -> str:
@@ -78,6 +78,8 @@ def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequ
         blocks.append(markdown_table(_measured(part, evidence)))
         if steps := _ladders(part, evidence):
             blocks.append(markdown_table(steps))
+    if evidence is not None and (computed := _computed(evidence)):
+        blocks.append(markdown_table(computed))
     notes = dict.fromkeys(f"- {escape_markdown(note)}" for j in judged for note in j.claim.caveats)
     if notes:
         blocks.append("\n".join(notes))
@@ -95,14 +97,31 @@ def _how(head: Mapping[str, object]) -> str:
 
 
 def _measured(part: Part, evidence: Evidence) -> Table:
-    names = list(dict.fromkeys((part.metric, *part.show)))
+    names = list(dict.fromkeys(name for word in (part.metric, *part.show) for name in _expanded(word, evidence)))
     rows = []
     for (setting, arm, lr), runs in _cells(evidence).items():
         diverged = sum(run.record.diverged for run in runs)
         cells = [_mean([v for run in runs if (v := run.metric(name)) is not None]) for name in names]
         where = (setting, arm) if setting else (arm,)
-        rows.append((" ".join(where), "own" if lr is None else f"{lr:g}", str(len(runs)), str(diverged), *cells))
+        used = runs[0].record.lr if lr is None else lr
+        rate = MISSING if used is None else f"{used:g}"
+        rows.append((" ".join(where), rate, str(len(runs)), str(diverged), *cells))
     return Table("Measured", ("arm", "lr", "seeds", "diverged", *names), tuple(rows))
+
+
+def _expanded(word: str, evidence: Evidence) -> list[str]:
+    """`act/rms/*` as one name a layer."""
+    if not word.endswith("*"):
+        return [word]
+    finals = (run.record.summary.get("final") or {} for run in evidence.runs)
+    return sorted({name for final in finals for name in final if name.startswith(word[:-1] + "L")})
+
+
+def _computed(evidence: Evidence) -> Table | None:
+    """Means of what was computed for several seeds."""
+    lists = {name: values for name, values in evidence.values.items() if isinstance(values, list)}
+    rows = tuple((name, str(len(values)), _mean(values)) for name, values in sorted(lists.items()))
+    return Table("Computed", ("value", "seeds", "mean"), rows) if rows else None
 
 
 def _ladders(part: Part, evidence: Evidence) -> Table | None:
@@ -126,7 +145,7 @@ def _ladder_row(arm: str, ladder: Ladder) -> tuple[str, ...]:
     return (
         arm,
         sensitivity,
-        _number(min(losses)) if losses else MISSING,
+        _number(min(losses), 4) if losses else MISSING,
         best,
         " ".join(f"{lr:g}" for lr in usable.usable) if usable else MISSING,
         MISSING if usable is None else "beyond the grid" if usable.edge is None else f"{usable.edge:g}",
@@ -153,13 +172,13 @@ def _verdict(finding: Finding) -> str:
     return f"{finding.verdict}: {finding.detail}" if finding.detail else finding.verdict
 
 
-def _number(value: float) -> str:
-    """Four digits, and whole numbers whole: enough to see the tolerance of every exact claim."""
+def _number(value: float, digits: int) -> str:
+    """Significant digits; whole numbers and those of four digits before the point are whole."""
     if not math.isfinite(value):
         return str(value)
-    if value == round(value) and abs(value) < 1e6:
+    if abs(value) < 1e6 and (value == round(value) or abs(value) >= 1000):
         return f"{value:.0f}"
-    return f"{value:.5g}"
+    return f"{value:.{digits}g}"
 
 
 def _sentence(text: str) -> str:

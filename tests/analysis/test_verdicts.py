@@ -118,6 +118,8 @@ def test_equality_is_shown_or_refuted_or_neither_and_knows_no_order() -> None:
     for a, b in ((LOW, NEAR), (NEAR, LOW)):
         assert equal(a, b, 0.1).verdict == SAME_RESOLVED
         assert equal(a, b, 0.01).verdict == NOT_RESOLVABLE
+    assert equal([0.028, 0.032, 0.03, 0.03], [0.0] * 4, 0.03).detail == "neither within 0.03 nor beyond it"
+    assert equal(LOW, NEAR, 0.01).detail.startswith("equality within 0.01 would take about ")
     for a, b in ((LOW, HIGH), (HIGH, LOW)):
         assert equal(a, b, 0.02).verdict == CONTRADICTS
     assert equal([1.0], [1.0], 0.1).verdict == NOT_RESOLVABLE

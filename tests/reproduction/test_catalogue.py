@@ -18,10 +18,10 @@ from stability_lab.tracking.manifest import fingerprint
 PARTS = [part for reproduction in reproductions().values() for part in reproduction.parts.values()]
 RUN = [(part, scale) for part in PARTS for scale in part.scales if part.arms]
 KINDS = {"exact", "printed", "equivalence", "spikes", "stable_lr", "not_built", *_DIFFERENCES}
-DERIVED = {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z", "rms_first", "rms_last", "rms_growth"}
+DERIVED = {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z", "rms_growth"}
 MEASURED = {"val/loss", "val/ppl", "attn/max_logit", "attn/entropy", "attn/qk_gain", "weight/rms/embed", "tokens_per_s"}
 MEASURED |= {"max_attn_logit", "clip_fraction", "attn/score_mod/share/touched", "attn/score_mod/share/saturated"}
-METRICS = DERIVED | MEASURED | {"log10_max_attn_logit"}
+METRICS = DERIVED | MEASURED | {"log10_max_attn_logit", "act/rms/*", "attn/entropy/*"}
 
 
 def label(value: object) -> str:
