@@ -66,7 +66,8 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     workers = _workers(scale_name, scale.workers)
     # One thread, however many workers there are: one and two threads round differently.
     device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
-    axes = [f"optimizer.lr={','.join(f'{lr:g}' for lr in scale.lrs)}"] if scale.lrs else []
+    # repr: a rate of `1` would be an int, and another run by its fingerprint.
+    axes = [f"optimizer.lr={','.join(map(repr, scale.lrs))}"] if scale.lrs else []
     axes += [f"seed={','.join(map(str, scale.seeds))}", f"output_dir={RUNS}", f"group={group_of(part, scale_name)}"]
     launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers > 1 else []
     made = []

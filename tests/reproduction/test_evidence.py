@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -95,6 +96,10 @@ def test_d_decides_what_diverged(record: RunRecord, tmp_path: Path) -> None:
     assert read(path, delta=0.5).runs[0].record.diverged
     assert read(path, delta=0.5).runs[0].metric("val/loss") is None
     assert not read(path, delta=1.0).runs[0].record.diverged
+    summary = {**record.summary, "status": "diverged", "verdict": "diverged"}
+    stopped = dataclasses.replace(record, summary=summary)
+    write(path, Evidence({"name": "n"}, (Run("a", "", None, 3, stopped),)), [small(stopped)])
+    assert not read(path, delta=2.0).runs[0].record.diverged
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"name": 1}\n{"arm": "a"}\n', "[1]\n[2]\n", '{"x": 1}\n{"values": 3}\n'])
