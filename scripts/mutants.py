@@ -95,7 +95,129 @@ TEST_RESUME, TEST_LOCK, TEST_SIGNALS = "tests/test_resume.py", "tests/test_lock.
 TEST_JSONL = "tests/tracking/test_jsonl.py"
 SWEEP, TEST_SWEEP = "stability_lab/sweep.py", "tests/test_sweep.py"
 
+VERDICTS, CLAIMS = "stability_lab/analysis/verdicts.py", "stability_lab/reproduction/claims.py"
+EVIDENCE, NUMBERS = "stability_lab/reproduction/evidence.py", "stability_lab/reproduction/numbers.py"
+GROWTH, REPRODUCTION_JOBS = "stability_lab/reproduction/growth.py", "stability_lab/reproduction/jobs.py"
+TEST_VERDICTS, TEST_CLAIMS = "tests/analysis/test_verdicts.py", "tests/reproduction/test_claims.py"
+TEST_EVIDENCE, TEST_NUMBERS = "tests/reproduction/test_evidence.py", "tests/reproduction/test_numbers.py"
+TEST_GROWTH, TEST_CATALOGUE = "tests/reproduction/test_growth.py", "tests/reproduction/test_catalogue.py"
+
 MUTANTS: tuple[Mutant, ...] = (
+    # Reproductions: the sign, the margin, the sample sizes and pairs behind a verdict.
+    Mutant(
+        VERDICTS,
+        "return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)",
+        "return Finding(SAME_RESOLVED, *interval)",
+        f"{TEST_VERDICTS}::test_swapping_the_arms_turns_the_verdict_round",
+    ),
+    Mutant(
+        VERDICTS,
+        "needed is None or needed > d.n",
+        "needed is None",
+        f"{TEST_VERDICTS}::test_what_cannot_show_the_published_difference_says_nothing_of_its_sign",
+    ),
+    Mutant(
+        VERDICTS,
+        "if found.low > margin or found.high < -margin:",
+        "if found.low > margin:",
+        f"{TEST_VERDICTS}::test_equality_is_shown_or_refuted_or_neither_and_knows_no_order",
+    ),
+    Mutant(
+        VERDICTS,
+        "min(scored) < needed",
+        "max(scored) < needed",
+        f"{TEST_VERDICTS}::test_too_few_scored_steps_for_the_published_rates",
+    ),
+    Mutant(
+        VERDICTS,
+        "above, below = low >= 1, high <= 1",
+        "above, below = low >= 1, high < 1",
+        f"{TEST_VERDICTS}::test_brackets_that_do_not_touch_resolve_an_order",
+    ),
+    Mutant(
+        VERDICTS,
+        "error = half / float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(2)",
+        "error = half / float(stats.norm.ppf((1 + LEVEL) / 2))",
+        f"{TEST_VERDICTS}::test_printed_values_are_tested_with_their_own_uncertainty",
+    ),
+    Mutant(
+        STATISTICS,
+        "(margin - abs(d.value)) / (d.spread",
+        "(margin - d.value) / (d.spread",
+        f"{TEST_VERDICTS}::test_equivalence_is_that_of_statsmodels",
+    ),
+    Mutant(
+        STATISTICS,
+        "return max(0.0, 2 * float(",
+        "return max(0.0, 1 + 0 * float(",
+        f"{TEST_VERDICTS}::test_the_pairs_that_equality_would_take_have_the_power_they_promise",
+    ),
+    Mutant(
+        CLAIMS,
+        "if common and _paired(a, b):",
+        "if common:",
+        f"{TEST_CLAIMS}::test_pairs_are_seeds_that_saw_the_same_batches",
+    ),
+    Mutant(
+        CLAIMS,
+        'lr = lrs[test.get("at", 0)] if lrs else None',
+        "lr = lrs[0] if lrs else None",
+        f"{TEST_CLAIMS}::test_the_learning_rate_is_named_by_its_place",
+    ),
+    Mutant(
+        CLAIMS,
+        "alike = [(both[seed] + none[seed]) / 2 for seed in seeds]",
+        "alike = [both[seed] for seed in seeds]",
+        f"{TEST_CLAIMS}::test_an_interaction_is_half_of_the_change_of_an_effect",
+    ),
+    Mutant(
+        EVIDENCE,
+        "value = None if self.record.diverged else self.record.metric(name)",
+        "value = self.record.metric(name)",
+        f"{TEST_CLAIMS}::test_a_diverged_run_is_in_no_mean",
+    ),
+    Mutant(
+        EVIDENCE,
+        'summary["status"] = "diverged" if verdict == "diverged" else "completed"',
+        'summary["status"] = summary["status"]',
+        f"{TEST_EVIDENCE}::test_d_decides_what_diverged",
+    ),
+    Mutant(
+        EVIDENCE,
+        "logs[at - 1] - np.median",
+        "logs[at] - np.median",
+        f"{TEST_EVIDENCE}::test_what_is_derived_from_the_series",
+    ),
+    Mutant(
+        NUMBERS,
+        'yield "raw_logit_scaled", raw / root',
+        'yield "raw_logit_scaled", raw',
+        f"{TEST_NUMBERS}::test_a_number_is_that_of_its_formula",
+    ),
+    Mutant(
+        GROWTH,
+        "math.log(_size(first.grad) / _size(last.grad)) / depth",
+        "math.log(_size(last.grad) / _size(first.grad)) / depth",
+        f"{TEST_GROWTH}::test_exponents_are_those_of_a_model_run_by_hand",
+    ),
+    Mutant(
+        REPRODUCTION_JOBS,
+        'plain["optimizer"] = {**plain["optimizer"], "lr": lr}',
+        'plain["optimizer"] = {**plain["optimizer"], "lr": 2 * lr}',
+        f"{TEST_CATALOGUE}::test_rates_and_seeds_are_set_as_composing_sets_them",
+    ),
+    Mutant(
+        OPTIMIZER,
+        "matrices | embeddings if decay_embeddings",
+        "matrices if decay_embeddings",
+        f"{TEST_OPTIMIZER}::test_embeddings_decay_where_asked_for",
+    ),
+    Mutant(
+        PROBE,
+        "(q_gain.abs().amax() * k_gain.abs().amax())",
+        "(q_gain.abs().amax() + k_gain.abs().amax())",
+        f"{TEST_PROBE}::test_the_largest_product_of_gains_is_over_layers",
+    ),
     # z-loss: its square, its weight, its mask, its place in the objective and its absence from the reported loss.
     Mutant(ZLOSS, "log_z_N.square()", "log_z_N.abs()", f"{TEST_ZLOSS}::test_published_examples"),
     Mutant(ZLOSS, "self.weight * log_z_N", "2 * self.weight * log_z_N", f"{TEST_ZLOSS}::test_published_examples"),

@@ -17,6 +17,7 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
+  python -m stability_lab reproduce [NAME]                           a paper's claims, tested: plan, runs, verdicts
   python -m stability_lab runs [DIR] [--status S]                    all runs that are found
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
   python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
@@ -32,6 +33,7 @@ COMMANDS = {
     "plan": "plan",
     "evaluate": "evaluate",
     "compare": "compare",
+    "reproduce": "reproduce",
     "runs": "runs",
     "score": "score",
     "data": "data_commands",

@@ -102,6 +102,7 @@ class OptimizerConfig:
     weight_decay: float = _key(ge=0)
     weight_decay_mode: str = _key(one_of=("lr_scaled", "independent"))
     independent_weight_decay: float = _key(ge=0)
+    decay_embeddings: bool = _key()  # token and learned position embeddings decay as matrices do
 
 
 @dataclass

@@ -29,8 +29,9 @@ LAYERS: tuple[set[str], ...] = (
     {"build", "monitor"},
     {"resume", "ending", "facts"},
     {"compare", "cost", "run", "evaluate", "listing", "runs", "score", "sync", "prepare", "inspection"},
-    {"plan", "sweep", "data_commands"},
+    {"plan", "sweep", "data_commands", "reproduction"},
     {"launch"},
+    {"reproduce"},
     {"cli"},
     {"__main__", "__init__"},
 )

@@ -26,6 +26,7 @@ CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if da
 REQUIRED = {"data/text": ["data.path=x"], "data/tokens": ["data.path=x"], "data/hub": ["data.name=a/b"]}
 REQUIRED |= {"tokenizer/json": ["tokenizer.path=x"], "tokenizer/hub": ["tokenizer.name=x"]}
 PRESETS = {"data/wikitext103", "data/tinystories", "data/fineweb_edu", "data/c4"}
+GLOBAL = {"recipe", "experiment"}  # groups whose options set keys of others
 IN_THE_ROOT = {"stability", "sweep", "debug"}
 
 
@@ -105,6 +106,11 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
 def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
     group, name = option.split("/")
     composed = compose_one(f"{group}={name}", *REQUIRED.get(option, []))
+    if group == "experiment":
+        for section, schema in CLOSED_SETS.items():
+            assert_same_keys(composed.plain[section], schema, section)
+        assert not composed.plain["stabilizer"], "what a preset compares is not part of its base"
+        return
     if group in CLOSED_SETS:
         assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
         return
@@ -135,9 +141,9 @@ def test_the_root_and_its_groups_are_the_whole_schema() -> None:
     root = read(config_dir() / "train.yaml")
     groups = {key for entry in root["defaults"] if isinstance(entry, dict) for key in entry if " " not in key}
     own = set(root) - {"defaults", "hydra"}
-    assert own | groups == set(FIELDS)
+    assert own | groups == {*FIELDS, "experiment"}
     assert not own & groups, "a key has two values"
-    assert groups == {*CLOSED_SETS, *OPEN_SETS, "recipe"} - IN_THE_ROOT
+    assert groups == {*CLOSED_SETS, *OPEN_SETS, *GLOBAL} - IN_THE_ROOT
     for section in IN_THE_ROOT:
         assert_same_keys(root[section], CLOSED_SETS[section], section)
 
@@ -159,7 +165,7 @@ def test_no_file_has_a_key_twice(option: str) -> None:
 def test_configs_holds_the_root_and_its_groups_only() -> None:
     files = {path.relative_to(config_dir()).as_posix() for path in config_dir().rglob("*") if path.is_file()}
     assert files == {"train.yaml", *(f"{option}.yaml" for option in OPTIONS)}
-    assert {option.split("/")[0] for option in OPTIONS} == {*CLOSED_SETS, *OPEN_SETS, "recipe"} - IN_THE_ROOT
+    assert {option.split("/")[0] for option in OPTIONS} == {*CLOSED_SETS, *OPEN_SETS, *GLOBAL} - IN_THE_ROOT
 
 
 RECIPES = sorted((config_dir() / "recipe").glob("*.yaml"))

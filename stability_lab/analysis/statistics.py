@@ -127,6 +127,46 @@ def _in_family(difference: Difference, p: float | None, tests: int) -> Differenc
     return replace(found, seeds_needed=seeds(difference.value, difference.spread, tests=tests))
 
 
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests of |mean of a - b| < `margin`. `p` is the larger of the two; `low` and `high` are the 95%
+    interval of the difference, None with one pair, as is `p`. `pairs_needed`: so many show equality with 80% chance,
+    were the true difference 0; None where it is shown, or more than 1,000 would be needed.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p: float | None
+    margin: float
+    n: int
+    pairs_needed: int | None = None
+
+
+def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equivalence:
+    """Are pairs equal within +-`margin`, in the unit of the values? Raises `ValueError` unless as many, and a margin
+    above 0."""
+    if not margin > 0:
+        raise ValueError(f"margin is {margin}, but must be above 0")
+    d = paired_difference(a, b)
+    if d.low is None or d.high is None or d.spread is None:
+        return Equivalence(d.value, None, None, None, margin, d.n)
+    if d.spread == 0:
+        return Equivalence(d.value, d.low, d.high, 0.0 if abs(d.value) < margin else 1.0, margin, d.n)
+    # The nearer end of the margin decides.
+    p = float(stats.t.sf((margin - abs(d.value)) / (d.spread / math.sqrt(d.n)), d.n - 1))
+    size, needed = margin / d.spread, None
+    if p > 1 - LEVEL:
+        needed = _first(lambda n: _tost_power(size * math.sqrt(n), n - 1) >= POWER)
+    return Equivalence(d.value, d.low, d.high, p, margin, d.n, needed)
+
+
+def _tost_power(noncentrality: float, df: float) -> float:
+    """Chance that both one-sided tests reject where the true difference is 0 and `noncentrality` the margin over the
+    standard error. They cannot both fail, so that their chances of failing add."""
+    return max(0.0, 2 * float(stats.nct.sf(stats.t.ppf(LEVEL, df), df, noncentrality)) - 1)
+
+
 def holm(ps: Sequence[float | None]) -> list[float | None]:
     """p values adjusted for their number by Holm's step-down rule; None stays None and does not count."""
     known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
@@ -163,11 +203,13 @@ def _smallest_n(
     size: float, df: Callable[[int], int], root: Callable[[int], float], power: float, tests: int
 ) -> int | None:
     """`df` and `root` of n are the degrees of freedom and what n multiplies the effect size by."""
+    level = 1 - (1 - LEVEL) / tests
+    return None if size == 0 else _first(lambda n: not t_power(size * root(n), df(n), level) < power)
 
-    def enough(n: int) -> bool:
-        return not t_power(size * root(n), df(n), 1 - (1 - LEVEL) / tests) < power
 
-    if size == 0 or not enough(MOST_SEEDS):
+def _first(enough: Callable[[int], bool]) -> int | None:
+    """The smallest number of seeds, from 2 on, that is `enough`; None above 1,000."""
+    if not enough(MOST_SEEDS):
         return None
     low, high = 2, MOST_SEEDS
     while low < high:

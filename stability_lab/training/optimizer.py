@@ -8,17 +8,19 @@ from torch import nn
 from stability_lab.config import OptimizerConfig
 
 
-def parameter_groups(model: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """`decay`: matrices of linear layers. `no_decay`: embeddings (a tied head is one), biases, gains, temperatures.
+def parameter_groups(model: nn.Module, decay_embeddings: bool = False) -> dict[str, list[tuple[str, nn.Parameter]]]:
+    """`decay`: matrices of linear layers. `no_decay`: embeddings (a tied head is one) unless `decay_embeddings`,
+    biases, gains, temperatures.
 
     The rule goes by the kind of module and not by the number of dimensions, so that a gain of shape (H, 1, K) is
     not decayed by mistake. Every trainable parameter is in exactly one group.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
+    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    decaying = matrices | embeddings if decay_embeddings else matrices - embeddings
     groups: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "no_decay": []}
     for name, parameter in model.named_parameters():
-        groups["decay" if id(parameter) in matrices else "no_decay"].append((name, parameter))
+        groups["decay" if id(parameter) in decaying else "no_decay"].append((name, parameter))
     return groups
 
 
@@ -32,7 +34,7 @@ def build_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     decay = config.weight_decay
     if config.weight_decay_mode == "independent":
         decay = config.independent_weight_decay / config.lr
-    groups = parameter_groups(model)
+    groups = parameter_groups(model, config.decay_embeddings)
     return torch.optim.AdamW(
         [
             {"params": [p for _, p in groups["decay"]], "weight_decay": decay},

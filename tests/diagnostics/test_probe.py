@@ -57,6 +57,8 @@ def test_values_are_those_of_a_naive_computation(run):
     # The median of four heads is the lower of the middle two, as torch has it.
     spread_L = largest_LH.amax(1) - largest_LH.sort(1).values[:, 1]
     assert spread_L.min() > 1
+    rms_L = residual_rms(run)
+    assert rms_L[1] > rms_L[0] > 0
     expected = {
         "attn/max_logit": largest_LH.max().item(),
         "attn/max_abs_logit": absolute,
@@ -66,10 +68,41 @@ def test_values_are_those_of_a_naive_computation(run):
         "attn/max_logit/L01": largest_LH[1].max().item(),
         "attn/entropy/L00": entropy_L[0],
         "attn/entropy/L01": entropy_L[1],
+        "act/rms/L00": rms_L[0],
+        "act/rms/L01": rms_L[1],
+        "weight/rms/embed": run.model.embed.weight.double().pow(2).mean().sqrt().item(),
     }
     assert measured.keys() == expected.keys()
     for name, value in expected.items():
         assert measured[name] == pytest.approx(value, rel=1e-4), name
+
+
+@torch.no_grad()
+def residual_rms(run) -> list[float]:
+    """Of the stream after each block, which is fed on by hand."""
+    model = run.model.eval()
+    x = model.embed(run.probe_windows[:, :-1])
+    rms = []
+    for block in model.blocks:
+        x, _ = block(x, (model.rope_cos, model.rope_sin))
+        rms.append(x.double().pow(2).mean().sqrt().item())
+    return rms
+
+
+def test_the_largest_product_of_gains_is_over_layers(tiny_run):
+    run = tiny_run("+stabilizer=qknorm")
+    assert probe(run)["attn/qk_gain"] == 1
+    with torch.no_grad():
+        run.model.blocks[1].attn.qk_transform.q_gain[3] = -2.0
+        run.model.blocks[1].attn.qk_transform.k_gain[0] = 3.0
+        run.model.blocks[0].attn.qk_transform.k_gain[0] = 5.0
+    assert probe(run)["attn/qk_gain"] == 6
+    assert "attn/qk_gain" not in probe(tiny_run("+stabilizer=qknorm", "stabilizer.qknorm.norm=l2"))
+
+
+def test_a_probe_leaves_no_hook(run):
+    probe(run)
+    assert not any(block._forward_hooks for block in run.model.blocks)
 
 
 def test_equal_heads_have_no_spread_and_no_logits_full_entropy(tiny_run):

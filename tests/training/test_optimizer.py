@@ -33,6 +33,17 @@ def test_gain_of_two_dimensions_does_not_decay():
     assert [name for name, _ in groups["no_decay"]] == ["gain", "linear.bias"]
 
 
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_embeddings_decay_where_asked_for(tiny_run, tied):
+    run = tiny_run("model.positions=learned", f"model.tied_head={tied}", "optimizer.decay_embeddings=true")
+    groups = parameter_groups(run.model, decay_embeddings=True)
+    names = {group: {name for name, _ in members} for group, members in groups.items()}
+    assert {"embed.weight", "embed_positions.weight"} <= names["decay"]
+    assert names["no_decay"] == {name for name, p in run.model.named_parameters() if p.ndim == 1}
+    decayed = {id(p) for p in run.step.optimizer.param_groups[0]["params"]}
+    assert decayed == {id(p) for _, p in groups["decay"]}
+
+
 def test_tied_head_is_an_embedding(tiny_run):
     groups = parameter_groups(tiny_run("model.tied_head=true").model)
     assert "embed.weight" in {name for name, _ in groups["no_decay"]}

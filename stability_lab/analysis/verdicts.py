@@ -1,0 +1,157 @@
+"""How a measurement of ours stands to a published statement: six verdicts, as pure functions of what was measured.
+
+A statement about two arms has a direction, the sign of a - b. Swapping the arms of a measurement turns the verdict
+round: `same sign` becomes `opposite sign`, and `same sign and resolved` becomes `contradicts`. A statement of equality
+has no direction; it is shown by two one-sided tests within a margin that was chosen before the data, and then counts as
+`same sign and resolved`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import stats
+
+from stability_lab.analysis.statistics import (
+    LEVEL,
+    MOST_SEEDS,
+    Difference,
+    equivalence,
+    family,
+    paired_seeds,
+    unpaired_seeds,
+)
+from stability_lab.judge.lr_sensitivity import Bracket, ratio_interval
+from stability_lab.judge.spikes import needed_steps
+
+AGREES = "agrees"
+SAME_RESOLVED = "same sign and resolved"
+SAME = "same sign but not resolved"
+OPPOSITE = "opposite sign but not resolved"
+NOT_RESOLVABLE = "not resolvable at this scale"
+CONTRADICTS = "contradicts"
+VERDICTS = (AGREES, SAME_RESOLVED, SAME, OPPOSITE, NOT_RESOLVABLE, CONTRADICTS)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`value` with its 95% interval, as far as there is one; `detail` says what else a reader must know of it."""
+
+    verdict: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detail: str = ""
+
+
+def exact(ours: float, printed: float, tolerance: float) -> Finding:
+    """A number that follows from a formula. `tolerance` is half of the last printed digit, or what the statement says
+    it rounds to; NaN contradicts. Raises `ValueError` for a negative tolerance."""
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}, but must be 0 or more")
+    return Finding(AGREES if abs(ours - printed) <= tolerance else CONTRADICTS, ours)
+
+
+def signed(difference: Difference, direction: int, effect: float | None = None) -> Finding:
+    """The sign of a - b against the published `direction`, 1 or -1.
+
+    A difference that is not of a `family` yet is one of its own. `effect`: the published difference in the same unit;
+    where our spread could not show even that with our seeds, nothing can be said of the sign. Raises `ValueError` for
+    another direction.
+    """
+    if direction not in (1, -1):
+        raise ValueError(f"direction is {direction}, but must be 1 or -1")
+    d = difference
+    if d.p_holm is None:
+        d = family([d])[0] or d
+    interval = (d.value, d.low, d.high)
+    same = d.value * direction > 0
+    if d.value == 0:
+        return Finding(NOT_RESOLVABLE, *interval, "the two do not differ at all")
+    if d.significant:
+        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)
+    if d.significant is None:
+        return Finding(SAME if same else OPPOSITE, *interval, "one seed: no test")
+    if effect:
+        needed = _seeds_for(d, effect)
+        if needed is None or needed > d.n:
+            return Finding(NOT_RESOLVABLE, *interval, f"the published difference would take {_seeds(needed)}")
+    elif d.seeds_needed is None:
+        return Finding(NOT_RESOLVABLE, *interval, f"a difference of this size would take {_seeds(None)}")
+    return Finding(SAME if same else OPPOSITE, *interval, f"it would take {_seeds(d.seeds_needed)}")
+
+
+def _seeds_for(d: Difference, effect: float) -> int | None:
+    """Seeds in each arm that would find a true difference `effect` at the spread of `d`."""
+    seeds = paired_seeds if d.method == "paired" else unpaired_seeds
+    return seeds(effect, d.spread or 0.0)
+
+
+def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
+    """Pairs `a`, `b` that are said not to differ: two one-sided tests within +-`margin`."""
+    found = equivalence(a, b, margin)
+    interval = (found.value, found.low, found.high)
+    if found.p is None or found.low is None or found.high is None:
+        return Finding(NOT_RESOLVABLE, *interval, "one seed: no test")
+    if found.p <= 1 - LEVEL:
+        return Finding(SAME_RESOLVED, *interval, f"equal within {margin:g}")
+    if found.low > margin or found.high < -margin:
+        return Finding(CONTRADICTS, *interval, f"different by more than {margin:g}")
+    if found.pairs_needed is not None and found.pairs_needed <= found.n:
+        return Finding(NOT_RESOLVABLE, *interval, f"neither within {margin:g} nor beyond it")
+    return Finding(NOT_RESOLVABLE, *interval, f"equality within {margin:g} would take {_seeds(found.pairs_needed)}")
+
+
+def printed_difference(a: float, b: float, half: float, direction: int) -> Finding:
+    """What two printed values with a 95% half-width each allow to say: a normal test, no data of ours."""
+    if direction not in (1, -1):
+        raise ValueError(f"direction is {direction}, but must be 1 or -1")
+    error = half / float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(2)
+    value, wide = a - b, half * math.sqrt(2)
+    p = float(2 * stats.norm.sf(abs(value) / error))
+    same = value * direction > 0
+    verdict = SAME if same else OPPOSITE
+    if p <= 1 - LEVEL:
+        verdict = SAME_RESOLVED if same else CONTRADICTS
+    return Finding(verdict, value, value - wide, value + wide, f"{abs(value) / error:.1f} standard errors")
+
+
+def spike_rates(difference: Difference | None, scored: tuple[int, int], published: tuple[float, float]) -> Finding:
+    """Spike scores of two arms in percent, against the two published ones.
+
+    `scored`: steps of each arm that were scored, over its runs. Too few of them for the published rates (80% power;
+    spikes cluster, so this is the least) end in `not resolvable`, whatever came out. The sign then comes from
+    `difference`, of which a run is one value.
+    """
+    p_a, p_b = (rate / 100 for rate in published)
+    needed = needed_steps(p_a, p_b)
+    interval = (None, None, None) if difference is None else (difference.value, difference.low, difference.high)
+    if difference is None or min(scored) < needed:
+        steps = f"{needed:,} scored steps in each arm, and there are {min(scored):,}"
+        return Finding(NOT_RESOLVABLE, *interval, f"the published rates would take {steps}")
+    return signed(difference, 1 if p_a > p_b else -1)
+
+
+def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
+    """Largest stable learning rates, each known to lie between two of a grid; the value is the middle of their ratio's
+    interval, on a logarithmic scale."""
+    if direction not in (1, -1):
+        raise ValueError(f"direction is {direction}, but must be 1 or -1")
+    low, high = ratio_interval(a, b)
+    middle = math.sqrt(low * high) if low > 0 and math.isfinite(high) else None
+    words = f"{a} against {b}"
+    above, below = low >= 1, high <= 1
+    if above == below:
+        return Finding(NOT_RESOLVABLE, middle, low, high, f"{words}: a finer or longer grid is needed")
+    same = above == (direction > 0)
+    odd = [name for name, bracket in (("the first", a), ("the second", b)) if not bracket.monotone]
+    if seeds < 2 or odd:
+        why = "one seed" if seeds < 2 else f"{' and '.join(odd)} is stable again above an unstable rate"
+        return Finding(SAME if same else OPPOSITE, middle, low, high, f"{words}; {why}")
+    return Finding(SAME_RESOLVED if same else CONTRADICTS, middle, low, high, words)
+
+
+def _seeds(needed: int | None) -> str:
+    return f"more than {MOST_SEEDS:,} seeds" if needed is None else f"about {needed} seeds"

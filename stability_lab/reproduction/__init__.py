@@ -1,0 +1,1 @@
+"""Published claims, the sweeps that test them, and the verdicts."""

@@ -1,0 +1,171 @@
+"""The two data files: parts.yaml, what is run, and published.yaml, what is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stability_lab.config import ConfigError, did_you_mean
+
+HERE = Path(__file__).resolve().parent
+SCALES = ("cpu", "h200", "full")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One part at one size. `lrs` empty: the experiment's own. The rest from `widths` on is that of `growth`."""
+
+    minutes: float | None
+    experiment: str | None = None
+    overrides: tuple[str, ...] = ()
+    lrs: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
+    workers: int | None = None
+    settings: Mapping[str, tuple[str, ...]] | None = None
+    widths: tuple[int, ...] = ()
+    layers: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """See the head of parts.yaml. Either `arms` or `compute` is set."""
+
+    name: str  # of `reproduce`
+    part: str
+    question: str
+    scales: Mapping[str, Scale]
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metric: str = "val/loss"
+    show: tuple[str, ...] = ()
+    delta: float = 1.0
+    injected: tuple[int, ...] = ()
+    compute: str | None = None
+
+    def settings_at(self, scale: str) -> Mapping[str, tuple[str, ...]]:
+        """Label -> overrides; one without a name where there is no further axis."""
+        return self.scales[scale].settings or self.settings or {"": ()}
+
+    def at(self, scale: str) -> Scale:
+        """ConfigError where the part has not that scale."""
+        if scale not in self.scales:
+            known = ", ".join(self.scales)
+            raise ConfigError(f"--scale {scale}: {self.name} {self.part} has none of this size, but {known}")
+        return self.scales[scale]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    name: str
+    about: str
+    default: tuple[str, ...]
+    parts: Mapping[str, Part]
+    bundles: Mapping[str, tuple[str, ...]]
+
+    def select(self, part: str | None) -> list[Part]:
+        """The parts that `--part` names, without it the default ones. ConfigError for an unknown one."""
+        if part is None:
+            names = self.default
+        elif part in self.bundles:
+            names = self.bundles[part]
+        elif part in self.parts:
+            names = (part,)
+        else:
+            words = did_you_mean(part, {*self.parts, *self.bundles})
+            raise ConfigError(f"--part {part}: {self.name} has no such part: {words}")
+        return [self.parts[name] for name in names]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """See the head of published.yaml."""
+
+    id: str
+    parts: tuple[str, ...]
+    statement: str
+    source: Mapping[str, str]
+    values: Mapping[str, float | str]
+    test: Mapping[str, Any]
+    uncertainty: float | None = None
+    unit: str = ""
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the reproduction that it belongs to."""
+        prefix = self.id.partition("-")[0]
+        return "small_scale_proxies" if prefix == "proxies" else prefix
+
+    @property
+    def printed(self) -> str:
+        """As the paper has it."""
+        words = ", ".join(f"{label} {_plain(value)}" for label, value in self.values.items())
+        error = "" if self.uncertainty is None else f" ±{self.uncertainty:g}"
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{words}{error}{unit}"
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self.source[key] for key in ("text", "paper", "where") if key in self.source)
+
+
+@cache
+def reproductions() -> Mapping[str, Reproduction]:
+    return {name: _reproduction(name, node) for name, node in _read("parts.yaml").items()}
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    return tuple(
+        Claim(**{**entry, "parts": tuple(entry["parts"]), "caveats": tuple(entry.get("caveats", ()))})
+        for entry in _read("published.yaml")
+    )
+
+
+def find(name: str) -> Reproduction:
+    """ConfigError for an unknown name."""
+    known = reproductions()
+    if name not in known:
+        raise ConfigError(f"reproduce {name}: there is no such reproduction: {did_you_mean(name, known)}")
+    return known[name]
+
+
+def claims_of(part: Part) -> list[Claim]:
+    return [claim for claim in claims() if claim.name == part.name and part.part in claim.parts]
+
+
+def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
+    parts = {key: _part(name, key, part) for key, part in node["parts"].items()}
+    bundles = {key: tuple(names) for key, names in node.get("bundles", {}).items()}
+    return Reproduction(name, node["about"], tuple(node["default"]), parts, bundles)
+
+
+def _part(name: str, key: str, node: Mapping[str, Any]) -> Part:
+    lists = {field: tuple(node[field]) for field in ("show", "injected") if field in node}
+    axes = {field: _overrides(node[field]) for field in ("arms", "settings") if field in node}
+    scales = {scale: _scale(values) for scale, values in node["scales"].items()}
+    return Part(**{**node, "name": name, "part": key, **lists, **axes, "scales": scales})
+
+
+def _scale(node: Mapping[str, Any]) -> Scale:
+    lists = {key: tuple(value) for key, value in node.items() if isinstance(value, list)}
+    settings = {"settings": _overrides(node["settings"])} if "settings" in node else {}
+    return Scale(**{**node, **lists, **settings})
+
+
+def _overrides(node: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    return {str(label): tuple(words) for label, words in node.items()}
+
+
+def _read(name: str) -> Any:
+    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+
+
+def _plain(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

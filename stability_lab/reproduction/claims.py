@@ -1,0 +1,199 @@
+"""From evidence and a claim to a verdict: pure functions, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stability_lab.analysis.grouping import LR, Cell, Grouping
+from stability_lab.analysis.ladders import Ladder, ladders
+from stability_lab.analysis.statistics import Difference, family, paired_difference, welch_difference
+from stability_lab.analysis.verdicts import (
+    NOT_RESOLVABLE,
+    Finding,
+    equal,
+    exact,
+    printed_difference,
+    signed,
+    spike_rates,
+    stable_rates,
+)
+from stability_lab.reproduction.catalogue import Claim, Part
+from stability_lab.reproduction.evidence import Evidence, Run
+
+NOT_BUILT, NOT_RUN = "not built yet", "not run yet"
+_PAIRING = ("fingerprint", "first_batch", "last_batch", "validation")
+
+
+@dataclass(frozen=True)
+class Judged:
+    claim: Claim
+    finding: Finding
+
+
+def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list[Judged]:
+    """One verdict a claim of the part. Without evidence all are `not run yet`, but those that are not built.
+
+    Differences are corrected for their number within the part by Holm's rule.
+    """
+    differences = family(
+        [
+            None if evidence is None else _DIFFERENCES.get(claim.test["kind"], _none)(part, claim.test, evidence)
+            for claim in found
+        ]
+    )
+    return [
+        Judged(claim, _finding(part, claim, evidence, difference))
+        for claim, difference in zip(found, differences, strict=True)
+    ]
+
+
+def ladder_of(part: Part, evidence: Evidence, where: str, against: str | None = None) -> Ladder | None:
+    """What the learning rates say of an arm (`arm` or `arm@setting`), with the difference to another one's."""
+    names = [where, *([against] if against is not None else [])]
+    cells = []
+    for name in names:
+        by_lr: dict[float, list[Run]] = {}
+        for run in _runs(evidence, name):
+            if run.lr is not None:
+                by_lr.setdefault(run.lr, []).append(run)
+        cells += [Cell(name, {LR: lr}, tuple(run.record for run in runs)) for lr, runs in sorted(by_lr.items())]
+    grouping = Grouping((), (LR,), tuple(names), against or where, tuple(cells), {}, ())
+    paired = against is not None and _paired(_runs(evidence, where), _runs(evidence, against))
+    return next((ladder for ladder in ladders(grouping, part.metric, paired) if ladder.arm == where), None)
+
+
+def difference_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> Difference | None:
+    """a - b, over seeds that both have where the same seed saw the same batches; None without a value in each."""
+    own, other = _by_seed(a, metric), _by_seed(b, metric)
+    common = [seed for seed in own if seed in other]
+    if common and _paired(a, b):
+        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
+    return welch_difference(list(own.values()), list(other.values())) if own and other else None
+
+
+def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Difference | None) -> Finding:
+    test, kind = claim.test, claim.test["kind"]
+    if kind == "not_built":
+        return Finding(NOT_BUILT)
+    if evidence is None:
+        return Finding(NOT_RUN)
+    if kind == "exact":
+        return exact(float(evidence.values[test["value"]]), test["printed"], test["tolerance"])  # pyright: ignore
+    if kind == "printed":
+        a, b = (float(claim.values[test[side]]) for side in "ab")
+        assert claim.uncertainty is not None
+        return printed_difference(a, b, claim.uncertainty, test["direction"])
+    if kind == "equivalence":
+        return _equivalence(part, test, evidence)
+    if kind == "spikes":
+        return _spikes(test, evidence)
+    if kind == "stable_lr":
+        return _stable(part, test, evidence)
+    if difference is None:
+        return Finding(NOT_RESOLVABLE, detail="an arm has no run with a finite value")
+    return signed(difference, test["direction"], test.get("effect"))
+
+
+def _difference(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+    a, b = (_at(part, evidence, test, test[side]) for side in "ab")
+    return difference_of(a, b, test.get("metric", part.metric))
+
+
+def _samples(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference:
+    a, b = (_list(evidence, test[side]) for side in "ab")
+    return paired_difference(a, b)
+
+
+def _sensitivity(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+    ladder = ladder_of(part, evidence, test["a"], test["b"])
+    return None if ladder is None else ladder.difference
+
+
+def _interaction(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+    """Half of how much one factor's effect changes with the other, over seeds that all four arms have."""
+    metric, arms = test.get("metric", part.metric), test["arms"]
+    first, second = test["factors"]
+    labels = ("both", "none", first, second)
+    both, none, one, other = (_by_seed(_at(part, evidence, test, arms[label]), metric) for label in labels)
+    seeds = [seed for seed in both if seed in none and seed in one and seed in other]
+    if not seeds:
+        return None
+    alike = [(both[seed] + none[seed]) / 2 for seed in seeds]
+    return paired_difference(alike, [(one[seed] + other[seed]) / 2 for seed in seeds])
+
+
+def _none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+    return None
+
+
+_DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Difference | None]] = {
+    "difference": _difference,
+    "samples": _samples,
+    "lr_sensitivity": _sensitivity,
+    "interaction": _interaction,
+}
+
+
+def _equivalence(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+    if evidence.values:
+        return equal(_list(evidence, test["a"]), _list(evidence, test["b"]), test["margin"])
+    metric = test.get("metric", part.metric)
+    a, b = (_at(part, evidence, test, test[side]) for side in "ab")
+    own, other = _by_seed(a, metric), _by_seed(b, metric)
+    common = [seed for seed in own if seed in other]
+    if not common or not _paired(a, b):
+        return Finding(NOT_RESOLVABLE, detail="the arms have no pair of finite runs on the same batches")
+    return equal([own[seed] for seed in common], [other[seed] for seed in common], test["margin"])
+
+
+def _spikes(test: Mapping[str, Any], evidence: Evidence) -> Finding:
+    """A run that diverged is scored too: its spikes are what the score is for."""
+    scored, rates = [], []
+    for side in "ab":
+        scores = {run.seed: run.record.score("grad_norm", "olmo2") for run in _runs(evidence, test[side])}
+        rates.append({seed: s["score"] for seed, s in scores.items() if s.get("score") is not None})
+        scored.append(sum(int(s.get("n_scored") or 0) for s in scores.values()))
+    common = [seed for seed in rates[0] if seed in rates[1]]
+    difference = paired_difference(*([side[seed] for seed in common] for side in rates)) if common else None
+    return spike_rates(difference, (scored[0], scored[1]), (test["rates"][0], test["rates"][1]))
+
+
+def _stable(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+    a, b = (ladder_of(part, evidence, test[side]) for side in "ab")
+    if a is None or b is None or a.stable is None or b.stable is None:
+        return Finding(NOT_RESOLVABLE, detail="an arm has no ladder of learning rates")
+    return stable_rates(a.stable, b.stable, test["direction"], min(a.seeds, b.seeds))
+
+
+def _at(part: Part, evidence: Evidence, test: Mapping[str, Any], where: str) -> list[Run]:
+    """The runs of an arm at the learning rate that the test names by its place in the grid."""
+    lrs = sorted({run.lr for run in evidence.runs if run.lr is not None})
+    lr = lrs[test.get("at", 0)] if lrs else None
+    return [run for run in _runs(evidence, where) if run.lr == lr]
+
+
+def _runs(evidence: Evidence, where: str) -> list[Run]:
+    arm, _, setting = where.partition("@")
+    return [run for run in evidence.runs if (run.arm, run.setting) == (arm, setting) and run.record.ended]
+
+
+def _by_seed(runs: Sequence[Run], metric: str) -> dict[int, float]:
+    return {run.seed: value for run in runs if (value := run.metric(metric)) is not None}
+
+
+def _paired(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Did the same seed see the same batches, and was it validated on the same windows?"""
+    facts = [{run.seed: _batches(run) for run in runs} for runs in (a, b)]
+    return all(facts[0][seed] == facts[1][seed] for seed in facts[0] if seed in facts[1])
+
+
+def _batches(run: Run) -> tuple[Any, ...]:
+    data = run.record.manifest.get("data") or {}
+    return tuple(data.get(key) for key in _PAIRING)
+
+
+def _list(evidence: Evidence, name: str) -> list[float]:
+    value = evidence.values[name]
+    return value if isinstance(value, list) else [value]

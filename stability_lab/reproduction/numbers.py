@@ -1,0 +1,186 @@
+"""What teaching texts state, computed with this package's own modules: the part `numbers` of `reproduce textbook`.
+
+Arithmetic is in float64 wherever the module allows it. Shape letters: N samples, D head_dim or width, K keys, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from stability_lab.compose import compose_job
+from stability_lab.model.attention import logit_stats
+from stability_lab.model.rope import sinusoidal_table
+from stability_lab.objective.loss import language_model_loss
+from stability_lab.seams import AttentionShape, Seams
+from stability_lab.stabilizers.attn_scale import AttnScale
+from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
+from stability_lab.stabilizers.layernorm import LayerNorm
+from stability_lab.stabilizers.qknorm import QKNormStabilizer
+from stability_lab.stabilizers.rmsnorm import RMSNormStabilizer
+from stability_lab.stabilizers.softcap import SoftCapStabilizer
+from stability_lab.stabilizers.zloss import ZLoss
+
+Value = float | list[float]
+SEEDS = range(16)  # of what is drawn, where a claim rests on a mean
+DRAWS = 256  # softmaxes a seed
+KEYS = 16
+PAIRS = 200_000
+_NO_EPS = 1e-300  # 0 for all purposes of float64
+
+
+def numbers() -> dict[str, Value]:
+    """Name -> value, or one value a seed."""
+    return dict([*_zloss(), *_qknorm(), *_soft_cap(), *_recipes(), *_dot_products(), *_norms(), *_attention()])
+
+
+def _zloss() -> Iterator[tuple[str, float]]:
+    term = next(iter(ZLoss(weight=1e-4).apply(Seams()).loss_terms.values()))
+    one, target = torch.ones((), dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    for name, logits in (("10_5_0", [10.0, 5.0, 0.0]), ("2_1_0", [2.0, 1.0, 0.0])):
+        sums = language_model_loss(torch.tensor([logits], dtype=torch.float64), target, one, [term])
+        yield f"logz_{name}", sums.log_z.item()
+        yield f"zloss_{name}", sums.terms.item()
+    for name, log_z in (("above", 5.0), ("below", -5.0)):
+        # With the penalty less without it; a shift of all logits by s changes log Z by s.
+        logits = torch.full((1, 8), log_z, dtype=torch.float64) - torch.tensor(8.0, dtype=torch.float64).log()
+        slopes = []
+        for terms in ([term], []):
+            x = logits.clone().requires_grad_()
+            language_model_loss(x, target, one, terms).objective.backward()
+            assert x.grad is not None
+            slopes.append(x.grad.sum().item())
+        yield f"zloss_slope_{name}", slopes[0] - slopes[1]
+
+
+def _qknorm() -> Iterator[tuple[str, float]]:
+    q = torch.tensor([10.0, 20.0, 30.0, 40.0], dtype=torch.float64).view(1, 1, 1, 4)
+    k = torch.tensor([5.0, 10.0, 15.0, 20.0], dtype=torch.float64).view(1, 1, 1, 4)
+    shape = AttentionShape(layer=0, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=4)
+    raw, root = (q * k).sum().item(), shape.head_dim**0.5
+    yield "raw_logit", raw
+    yield "raw_logit_scaled", raw / root
+    product = {}
+    for norm in ("layer", "rms"):
+        module = QKNormStabilizer(norm=norm, affine=False).apply(Seams()).qk_transform(shape)
+        a, b = module(q, k)
+        product[norm] = (a * b).sum().item()
+    yield "qknorm_layer_logit", product["layer"]
+    yield "qknorm_layer_scaled", product["layer"] / root
+    yield "qknorm_norms_differ", float(abs(product["layer"] - product["rms"]) > 1e-4)
+
+
+def _soft_cap() -> Iterator[tuple[str, float]]:
+    for name, cap, logit in (
+        ("cap30_100", 30.0, 100.0),
+        ("cap30_50", 30.0, 50.0),
+        ("cap30_10", 30.0, 10.0),
+        ("cap50_of_bound_64", 50.0, 8.0),
+    ):
+        module = SoftCapStabilizer(cap).apply(Seams()).score_mod
+        assert module is not None
+        yield name, module(torch.tensor(logit, dtype=torch.float64)).item()
+
+
+def _recipes() -> Iterator[tuple[str, float]]:
+    """What the recipes of this package, which have a source for each value, hold."""
+    olmo2, gemma2 = _stabilizers("olmo2"), _stabilizers("gemma2")
+    yield "olmo2_zloss_weight", float(olmo2["zloss"]["weight"])
+    yield "olmo2_has_cap", float("softcap" in olmo2 or "final_softcap" in olmo2)
+    yield "gemma2_attention_cap", float(gemma2["softcap"]["cap"])
+    yield "gemma2_final_cap", float(gemma2["final_softcap"]["cap"])
+    yield "gemma2_has_qknorm", float("qknorm" in gemma2)
+
+
+def _stabilizers(recipe: str) -> dict[str, dict[str, float]]:
+    from hydra import initialize_config_dir
+
+    from stability_lab.config import config_dir
+
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose_job("train", [f"+recipe={recipe}"]).config.stabilizer
+
+
+def _dot_products() -> Iterator[tuple[str, Value]]:
+    variances = []
+    for d in (4, 64, 256):
+        generator = torch.Generator().manual_seed(d)
+        # In pieces: 200,000 pairs of 256 entries would need a gigabyte.
+        products = [_products(generator, 2000, d) for _ in range(PAIRS // 2000)]
+        variances.append(torch.cat(products).var().item() / d)
+    yield "variance_over_head_dim", max(variances, key=lambda ratio: abs(ratio - 1))
+    one = AttnScale(mode="sqrt").apply(Seams()).attn_scale(_heads(3))(torch.ones(1)).item()
+    yield "divisor_head_dim_3", 3**0.5 / one
+    for d in (64, 1024):
+        for mode, name in (("sqrt", "scaled"), ("none", "unscaled")):
+            yield f"gradient_{name}_{d}", [_gradient(seed, d, mode) for seed in SEEDS]
+
+
+def _products(generator: torch.Generator, n: int, d: int) -> Tensor:
+    q, k = (torch.randn(n, d, dtype=torch.float64, generator=generator) for _ in range(2))
+    return (q * k).sum(-1)
+
+
+def _gradient(seed: int, d: int, mode: str) -> float:
+    """Mean Frobenius norm of the softmax's Jacobian over queries with 16 keys, entries of variance 1."""
+    generator = torch.Generator().manual_seed(seed)
+    q_ND = torch.randn(DRAWS, d, dtype=torch.float64, generator=generator)
+    k_NKD = torch.randn(DRAWS, KEYS, d, dtype=torch.float64, generator=generator)
+    # The module multiplies what the kernel's 1/sqrt(head_dim) leaves.
+    q_ND = AttnScale(mode=mode).apply(Seams()).attn_scale(_heads(d))(q_ND) / d**0.5
+    logits_NK = torch.einsum("nd,nkd->nk", q_ND, k_NKD)
+    jacobian_NKK = torch.func.vmap(torch.func.jacrev(lambda z: z.softmax(-1)))(logits_NK)
+    return torch.linalg.matrix_norm(jacobian_NKK).mean().item()
+
+
+def _heads(head_dim: int) -> AttentionShape:
+    return AttentionShape(layer=0, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=head_dim)
+
+
+def _norms() -> Iterator[tuple[str, float]]:
+    generator = torch.Generator().manual_seed(0)
+    x_64 = torch.randn(1000, 64, dtype=torch.float64, generator=generator)
+    rms, layer = _norm("rms", 64)(x_64), _norm("layer", 64)(x_64)
+    yield "rmsnorm_radius_64", rms.norm(dim=-1).mean().item()
+    yield "layernorm_radius_64", layer.norm(dim=-1).mean().item()
+    yield "layernorm_mean_64", layer.mean(-1).abs().amax().item()
+    x_8 = torch.randn(64, 8, dtype=torch.float64, generator=generator)
+    yield "rmsnorm_rank_8", _rank(_norm("rms", 8), x_8[0])
+    yield "layernorm_rank_8", _rank(_norm("layer", 8), x_8[0])
+    yield "layernorm_span_8", float(torch.linalg.matrix_rank(_norm("layer", 8)(x_8)).item())
+    x_2 = torch.randn(1000, 2, dtype=torch.float64, generator=generator)
+    yield "layernorm_points_2", float(len(torch.unique(_norm("layer", 2)(x_2).round(decimals=6), dim=0)))
+    yield "layernorm_rank_2", _rank(_norm("layer", 2), x_2[0])
+
+
+def _norm(name: str, n: int) -> nn.Module:
+    """Without gain and bias, in float64."""
+    if name == "rms":
+        seams = RMSNormStabilizer(eps=_NO_EPS, affine=False).apply(Seams())
+    else:
+        seams = LayerNorm(eps=_NO_EPS, affine=False, bias=False).apply(Seams())
+    return seams.norm(n, None, "final").double()
+
+
+def _rank(norm: nn.Module, x: Tensor) -> float:
+    """Of the Jacobian at `x`; a singular value below 1e-9 of the size that entries of x have is none."""
+    jacobian = torch.autograd.functional.jacobian(norm, x)
+    assert isinstance(jacobian, Tensor)
+    return float(torch.linalg.matrix_rank(jacobian, atol=1e-9).item())
+
+
+def _attention() -> Iterator[tuple[str, Value]]:
+    for name, factor in (("2", 2.0), ("half", 0.5)):
+        scaling = DynamicScaling(mode="linear", first=factor, last=factor)
+        module = scaling.apply(Seams()).attn_scale(_heads(32))
+        yield f"entropy_factor_{name}", [_entropy(seed, module) for seed in SEEDS]
+    yield "position_0_largest", sinusoidal_table(1, 64).amax().item()
+
+
+def _entropy(seed: int, module: nn.Module) -> float:
+    """Mean entropy over ln(number of keys), of causal attention over 64 tokens in 4 heads of 32."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(1, 4, 64, 32, generator=generator) for _ in range(2))
+    return logit_stats(module(q), k, 32**-0.5).entropy_H.mean().item()

@@ -1,0 +1,185 @@
+"""The page of a reproduction, from its data files alone: the same bytes from the same files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stability_lab.analysis.ladders import Ladder
+from stability_lab.analysis.statistics import t_interval
+from stability_lab.analysis.tables import MISSING, Table, escape_markdown, markdown_table
+from stability_lab.analysis.verdicts import VERDICTS, Finding
+from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
+from stability_lab.reproduction.claims import Judged, judge, ladder_of
+from stability_lab.reproduction.evidence import Evidence, Run, file_name, read
+
+Found = Mapping[tuple[str, str], Evidence]  # (part, scale) -> evidence
+
+
+def load(reproduction: Reproduction, folder: Path) -> dict[tuple[str, str], Evidence]:
+    """What lies in `folder`; ConfigError for a damaged file."""
+    found = {}
+    for part in reproduction.parts.values():
+        for scale in SCALES:
+            path = folder / file_name(reproduction.name, part.part, scale)
+            if path.is_file():
+                found[part.part, scale] = read(path, part.delta)
+    return found
+
+
+def page(reproduction: Reproduction, found: Found) -> str:
+    """Markdown: every part with its claims, those that were not run too."""
+    blocks = [f"# {reproduction.name}", _sentence(reproduction.about)]
+    verdicts: Counter[str] = Counter()
+    bodies = []
+    for part in reproduction.parts.values():
+        bodies.append(f"## {part.part}\n\n{escape_markdown(part.question)}")
+        scales = [scale for scale in SCALES if (part.part, scale) in found]
+        for scale in scales or [None]:
+            evidence = None if scale is None else found[part.part, scale]
+            judged = judge(part, claims_of(part), evidence)
+            verdicts.update(j.finding.verdict for j in judged)
+            bodies.append(_body(part, scale, evidence, judged))
+    counted = [name for name in VERDICTS if verdicts[name]] + sorted(set(verdicts) - set(VERDICTS))
+    blocks.append("Verdicts: " + ", ".join(f"{verdicts[name]} {name}" for name in counted) + ".")
+    return "\n\n".join([*blocks, *bodies]) + "\n"
+
+
+def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
+    """Claim, published value, ours with its interval, scale, verdict."""
+    rows = [
+        (j.claim.statement, j.claim.printed, shown(j.finding), scale, _verdict(j.finding), j.claim.where)
+        for j in judged
+    ]
+    header = ("claim", "published", "ours", "scale", "verdict", "source")
+    return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
+
+
+def shown(finding: Finding) -> str:
+    """`-0.031 [-0.044, -0.018]`, as far as there is an interval."""
+    if finding.value is None:
+        return MISSING
+    if finding.low is None or finding.high is None:
+        return _number(finding.value, 5)  # enough to see the tolerance of every exact claim
+    value, low, high = (_number(x, 3) for x in (finding.value, finding.low, finding.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequence[Judged]) -> str:
+    blocks = []
+    if evidence is None or scale is None:
+        blocks.append("Not run yet at any scale.")
+    else:
+        blocks.append(_how(evidence.head))
+    blocks.append(markdown_table(claim_table(part, scale or MISSING, judged)))
+    if evidence is not None and evidence.runs:
+        blocks.append(markdown_table(_measured(part, evidence)))
+        if steps := _ladders(part, evidence):
+            blocks.append(markdown_table(steps))
+    if evidence is not None and (computed := _computed(evidence)):
+        blocks.append(markdown_table(computed))
+    notes = dict.fromkeys(f"- {escape_markdown(note)}" for j in judged for note in j.claim.caveats)
+    if notes:
+        blocks.append("\n".join(notes))
+    return "\n\n".join(blocks)
+
+
+def _how(head: Mapping[str, object]) -> str:
+    commands = "\n".join(map(str, head.get("commands") or []))  # pyright: ignore[reportArgumentType]
+    versions = head.get("versions")
+    words = ", ".join(f"{name} {v}" for name, v in versions.items()) if isinstance(versions, Mapping) else ""
+    seconds = head.get("seconds")
+    took = f", {float(seconds) / 60:.1f} minutes of runs" if isinstance(seconds, (int, float)) else ""
+    device = f", on {head['device']}" if head.get("device") else ""
+    return f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.\n\n```\n{commands}\n```"
+
+
+def _measured(part: Part, evidence: Evidence) -> Table:
+    names = list(dict.fromkeys(name for word in (part.metric, *part.show) for name in _expanded(word, evidence)))
+    rows = []
+    for (setting, arm, lr), runs in _cells(evidence).items():
+        diverged = sum(run.record.diverged for run in runs)
+        cells = [_mean([v for run in runs if (v := run.metric(name)) is not None]) for name in names]
+        where = (setting, arm) if setting else (arm,)
+        used = runs[0].record.lr if lr is None else lr
+        rate = MISSING if used is None else f"{used:g}"
+        rows.append((" ".join(where), rate, str(len(runs)), str(diverged), *cells))
+    return Table("Measured", ("arm", "lr", "seeds", "diverged", *names), tuple(rows))
+
+
+def _expanded(word: str, evidence: Evidence) -> list[str]:
+    """`act/rms/*` as one name a layer."""
+    if not word.endswith("*"):
+        return [word]
+    finals = (run.record.summary.get("final") or {} for run in evidence.runs)
+    return sorted({name for final in finals for name in final if name.startswith(word[:-1] + "L")})
+
+
+def _computed(evidence: Evidence) -> Table | None:
+    """Means of what was computed for several seeds."""
+    lists = {name: values for name, values in evidence.values.items() if isinstance(values, list)}
+    rows = tuple((name, str(len(values)), _mean(values)) for name, values in sorted(lists.items()))
+    return Table("Computed", ("value", "seeds", "mean"), rows) if rows else None
+
+
+def _ladders(part: Part, evidence: Evidence) -> Table | None:
+    arms = dict.fromkeys((f"{run.arm}@{run.setting}" if run.setting else run.arm) for run in evidence.runs)
+    made = [(arm, ladder) for arm in arms if (ladder := ladder_of(part, evidence, arm)) is not None]
+    header = ("arm", "LR sensitivity", "lowest loss", "best lr", "usable", "edge", "largest stable lr")
+    rows = [_ladder_row(arm, ladder) for arm, ladder in made]
+    return Table("Learning rates", header, tuple(rows)) if rows else None
+
+
+def _ladder_row(arm: str, ladder: Ladder) -> tuple[str, ...]:
+    losses = [loss for loss in ladder.losses if loss is not None and math.isfinite(loss)]
+    sensitivity = MISSING
+    if ladder.sensitivity is not None:
+        s = ladder.sensitivity
+        sensitivity = shown(Finding("", s.value, s.low, s.high)) + (" (at chance)" if ladder.at_chance else "")
+    usable = ladder.usable
+    best = (
+        MISSING if ladder.best_lr is None else f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    )
+    return (
+        arm,
+        sensitivity,
+        _number(min(losses), 4) if losses else MISSING,
+        best,
+        " ".join(f"{lr:g}" for lr in usable.usable) if usable else MISSING,
+        MISSING if usable is None else "beyond the grid" if usable.edge is None else f"{usable.edge:g}",
+        MISSING if ladder.stable is None else str(ladder.stable),
+    )
+
+
+def _cells(evidence: Evidence) -> dict[tuple[str, str, float | None], list[Run]]:
+    cells: dict[tuple[str, str, float | None], list[Run]] = {}
+    for run in evidence.runs:
+        if run.record.ended:
+            cells.setdefault((run.setting, run.arm, run.lr), []).append(run)
+    return cells
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return MISSING
+    mean = t_interval(values)
+    return shown(Finding("", mean.value, mean.low, mean.high))
+
+
+def _verdict(finding: Finding) -> str:
+    return f"{finding.verdict}: {finding.detail}" if finding.detail else finding.verdict
+
+
+def _number(value: float, digits: int) -> str:
+    """Significant digits; whole numbers and those of four digits before the point are whole."""
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) < 1e6 and (value == round(value) or abs(value) >= 1000):
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _sentence(text: str) -> str:
+    return f"{escape_markdown(text[0].upper() + text[1:])}."

@@ -1,0 +1,201 @@
+"""Verdicts of a part from its runs: what is paired, what is left out, and that labels decide the sign."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stability_lab.analysis.runs import RunRecord
+from stability_lab.analysis.verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
+from stability_lab.reproduction.catalogue import Claim, Part, claims_of, find
+from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, difference_of, judge, ladder_of
+from stability_lab.reproduction.evidence import Evidence, Run
+
+
+def made_run(
+    arm: str,
+    seed: int,
+    loss: float | None,
+    lr: float | None = None,
+    setting: str = "",
+    *,
+    status: str = "completed",
+    batch: str = "first",
+    spikes: tuple[int, int] = (0, 0),
+    **final: Any,
+) -> Run:
+    summary: dict[str, Any] = {
+        "status": status,
+        "verdict": "diverged" if status == "diverged" else "stable",
+        "initial": {"val/loss": 5.5},
+        "final": {**({} if loss is None else {"val/loss": loss}), **final},
+        "max_attn_logit": 10.0,
+        "scores": {"grad_norm": {"olmo2": _score(*spikes)}},
+    }
+    manifest = {"data": {"fingerprint": "d", "first_batch": f"{batch}{seed}", "last_batch": "l", "validation": "v"}}
+    config = {"seed": seed, "optimizer": {"lr": lr or 3e-3}, "stabilizer": {}}
+    return Run(arm, setting, lr, seed, RunRecord(Path("run"), config, manifest, summary))
+
+
+def _score(spikes: int, scored: int) -> dict[str, Any]:
+    return {"score": 100 * spikes / scored if scored else None, "n_spikes": spikes, "n_scored": scored}
+
+
+PART = Part("n", "p", "?", {}, arms={"a": (), "b": ()})
+
+
+def claim(kind: str, name: str = "n-x", **test: Any) -> Claim:
+    return Claim(name, ("p",), "s", {"text": "t"}, {"v": 1}, {"kind": kind, **test})
+
+
+def verdict(runs: Sequence[Run], kind: str, part: Part = PART, **test: Any) -> str:
+    (judged,) = judge(part, [claim(kind, **test)], Evidence({}, tuple(runs)))
+    return judged.finding.verdict
+
+
+def arms(a: Sequence[float], b: Sequence[float], **more: Any) -> list[Run]:
+    return [
+        made_run(arm, seed, loss, **more) for arm, losses in (("a", a), ("b", b)) for seed, loss in enumerate(losses)
+    ]
+
+
+def swapped(runs: Sequence[Run]) -> list[Run]:
+    return [dataclasses.replace(run, arm={"a": "b", "b": "a"}[run.arm]) for run in runs]
+
+
+LOW, HIGH = [1.80, 1.82, 1.79], [1.90, 1.91, 1.90]
+TEST = {"a": "a", "b": "b", "direction": -1}
+
+
+def test_swapped_labels_turn_a_verdict_round() -> None:
+    clear, near = arms(LOW, HIGH), arms(LOW, [1.84, 1.80, 1.80])
+    assert (verdict(clear, "difference", **TEST), verdict(swapped(clear), "difference", **TEST)) == (
+        SAME_RESOLVED,
+        CONTRADICTS,
+    )
+    assert (verdict(near, "difference", **TEST), verdict(swapped(near), "difference", **TEST)) == (SAME, OPPOSITE)
+
+
+def test_pairs_are_seeds_that_saw_the_same_batches() -> None:
+    # Seeds differ far more than arms: only pairs show it.
+    a, b = [1.0, 2.0, 3.0], [1.1, 2.11, 3.09]
+    assert verdict(arms(a, b), "difference", **TEST) == SAME_RESOLVED
+    other = [made_run("b", seed, loss, batch="other") for seed, loss in enumerate(b)]
+    runs = [*arms(a, [])[:3], *other]
+    d = difference_of(runs[:3], runs[3:], "val/loss")
+    assert d is not None
+    assert d.method == "welch"
+    assert verdict(runs, "difference", **TEST) != SAME_RESOLVED
+    assert verdict(runs, "equivalence", a="a", b="b", margin=9) == NOT_RESOLVABLE
+
+
+def test_a_diverged_run_is_in_no_mean() -> None:
+    runs = [*arms(LOW, HIGH), made_run("a", 3, 9.0, status="diverged"), made_run("b", 3, 1.0)]
+    assert verdict(runs, "difference", **TEST) == SAME_RESOLVED
+    gone = [made_run("a", 0, None, status="diverged"), made_run("b", 0, 1.0)]
+    assert verdict(gone, "difference", **TEST) == NOT_RESOLVABLE
+
+
+def test_differences_are_corrected_for_their_number() -> None:
+    runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
+    one = [claim("difference", **TEST)]
+    alone = judge(PART, one, Evidence({}, tuple(runs)))
+    assert alone[0].finding.verdict == SAME_RESOLVED
+    many = judge(PART, one * 5, Evidence({}, tuple(runs)))
+    assert {j.finding.verdict for j in many} == {SAME}
+
+
+def test_the_learning_rate_is_named_by_its_place() -> None:
+    runs = [*arms(LOW, HIGH, lr=1e-3), *arms(HIGH, LOW, lr=1e-1)]
+    assert verdict(runs, "difference", **TEST, at=0) == SAME_RESOLVED
+    assert verdict(runs, "difference", **TEST, at=-1) == CONTRADICTS
+
+
+def test_the_metric_may_be_another() -> None:
+    runs = [
+        made_run(arm, seed, 1.0, rms_growth=growth + 0.01 * seed)
+        for arm, growth in (("a", 1), ("b", 3))
+        for seed in range(3)
+    ]
+    assert verdict(runs, "difference", **TEST) == NOT_RESOLVABLE  # the losses are equal
+    assert verdict(runs, "difference", **TEST, metric="rms_growth") == SAME_RESOLVED
+    part = dataclasses.replace(PART, metric="rms_growth")
+    runs[0] = made_run("a", 0, 1.0, rms_growth=1.1)
+    assert verdict(runs, "difference", part, **TEST) == SAME_RESOLVED
+
+
+def ladder(losses: dict[str, list[float]], lrs: Sequence[float] = (1e-3, 1e-2, 1e-1)) -> list[Run]:
+    """Three seeds that differ by a little."""
+    return [
+        made_run(arm, seed, loss + 0.01 * seed * (1 + i), lr, status="diverged" if loss > 4 else "completed")
+        for arm, ladder in losses.items()
+        for i, (lr, loss) in enumerate(zip(lrs, ladder, strict=True))
+        for seed in range(3)
+    ]
+
+
+def test_lr_sensitivity_is_that_of_the_definition() -> None:
+    runs = ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]})
+    found = ladder_of(PART, Evidence({}, tuple(runs)), "a", "b")
+    assert found is not None
+    assert found.sensitivity is not None
+    # Seed s: losses 2.0 + .01 s, 2.1 + .02 s, 2.2 + .03 s, less the first: (0 + .1 + .01 s + .2 + .02 s) / 3.
+    assert found.sensitivity.value == pytest.approx(0.1 + 0.01)
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(0.1 - 0.5)
+    assert verdict(runs, "lr_sensitivity", **TEST) in (SAME_RESOLVED, NOT_RESOLVABLE)
+
+
+def test_the_largest_stable_learning_rate_is_compared_by_brackets() -> None:
+    runs = ladder({"a": [2.0, 2.1, 5.0], "b": [2.0, 5.0, 5.0]})
+    up = {"a": "a", "b": "b", "direction": 1}
+    assert verdict(runs, "stable_lr", **up) == SAME_RESOLVED
+    assert verdict(swapped(runs), "stable_lr", **up) == CONTRADICTS
+    assert verdict(ladder({"a": [2.0, 2.1, 5.0], "b": [2.0, 2.2, 5.0]}), "stable_lr", **up) == NOT_RESOLVABLE
+    assert verdict(arms(LOW, HIGH), "stable_lr", **up) == NOT_RESOLVABLE
+
+
+def test_an_arm_in_a_setting() -> None:
+    runs = [
+        made_run("a", s, v, setting=size) for size, losses in (("x", LOW), ("y", HIGH)) for s, v in enumerate(losses)
+    ]
+    assert verdict(runs, "difference", a="a@x", b="a@y", direction=-1) == SAME_RESOLVED
+    assert verdict(runs, "difference", a="a@x", b="a", direction=-1) == NOT_RESOLVABLE
+
+
+def test_an_interaction_is_half_of_the_change_of_an_effect() -> None:
+    losses = {"none": 2.0, "first": 2.1, "second": 2.1, "both": 1.6}
+    noise = {"none": [0, 0.01, 0.02], "first": [0.01, 0, 0.01], "second": [0, 0.02, 0], "both": [0.01, 0.01, 0]}
+    runs = [made_run(arm, seed, loss + noise[arm][seed]) for arm, loss in losses.items() for seed in range(3)]
+    test = {"factors": ["first", "second"], "arms": {arm: arm for arm in losses}, "direction": -1}
+    (judged,) = judge(PART, [claim("interaction", **test)], Evidence({}, tuple(runs)))
+    assert judged.finding.verdict == SAME_RESOLVED
+    expected = sum(1.6 + 2.0 - 2.1 - 2.1 + n for n in (0, -0.0, 0.01)) / 3 / 2
+    assert judged.finding.value == pytest.approx(expected, abs=0.003)
+    assert verdict(runs[:9], "interaction", **test) == NOT_RESOLVABLE
+
+
+def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:
+    def runs(scored: int) -> list[Run]:
+        return [
+            made_run(arm, seed, 2.0, spikes=(n + seed, scored), status="diverged" if arm == "b" else "completed")
+            for arm, n in (("a", 1), ("b", 20))
+            for seed in range(3)
+        ]
+
+    test = {"a": "a", "b": "b", "rates": [0.03, 0.40]}
+    assert verdict(runs(900), "spikes", **test) == SAME_RESOLVED  # 3 x 900 are more than 2,513
+    assert verdict(runs(800), "spikes", **test) == NOT_RESOLVABLE
+    assert verdict(swapped(runs(900)), "spikes", **test) == CONTRADICTS
+    assert verdict(runs(0), "spikes", **test) == NOT_RESOLVABLE
+
+
+def test_without_evidence_nothing_is_claimed() -> None:
+    part = find("nvidia").parts["divergence"]
+    found = judge(part, claims_of(part), None)
+    assert {j.finding.verdict for j in found} == {NOT_RUN, NOT_BUILT}
+    assert sum(j.finding.verdict == NOT_BUILT for j in found) == 6

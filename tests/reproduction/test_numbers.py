@@ -1,0 +1,117 @@
+"""Each number of the textbook against a formula of its own, in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from stability_lab.reproduction.catalogue import claims
+from stability_lab.reproduction.numbers import DRAWS, KEYS, Value, numbers
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Value]:
+    return numbers()
+
+
+def log_z(logits: list[float]) -> float:
+    return math.log(sum(map(math.exp, logits)))
+
+
+def tanh_cap(cap: float, x: float) -> float:
+    return cap * (math.exp(2 * x / cap) - 1) / (math.exp(2 * x / cap) + 1)
+
+
+SINGLE = {
+    "logz_10_5_0": log_z([10, 5, 0]),
+    "logz_2_1_0": log_z([2, 1, 0]),
+    "zloss_10_5_0": 1e-4 * log_z([10, 5, 0]) ** 2,
+    "zloss_2_1_0": 1e-4 * log_z([2, 1, 0]) ** 2,
+    "zloss_slope_above": 2e-4 * 5,
+    "zloss_slope_below": -2e-4 * 5,
+    "raw_logit": 10 * 5 + 20 * 10 + 30 * 15 + 40 * 20,
+    "raw_logit_scaled": 750,
+    "qknorm_layer_logit": 4,
+    "qknorm_layer_scaled": 2,
+    "qknorm_norms_differ": 0,
+    "cap30_100": tanh_cap(30, 100),
+    "cap30_50": tanh_cap(30, 50),
+    "cap30_10": tanh_cap(30, 10),
+    "cap50_of_bound_64": tanh_cap(50, 8),
+    "olmo2_zloss_weight": 1e-5,
+    "olmo2_has_cap": 0,
+    "gemma2_attention_cap": 50,
+    "gemma2_final_cap": 30,
+    "gemma2_has_qknorm": 0,
+    "divisor_head_dim_3": math.sqrt(3),
+    "rmsnorm_radius_64": 8,
+    "layernorm_radius_64": 8,
+    "layernorm_mean_64": 0,
+    "rmsnorm_rank_8": 7,
+    "layernorm_rank_8": 6,
+    "layernorm_span_8": 7,
+    "layernorm_points_2": 2,
+    "layernorm_rank_2": 0,
+    "position_0_largest": 1,
+}
+DRAWN = {
+    "variance_over_head_dim",
+    "entropy_factor_2",
+    "entropy_factor_half",
+    *(f"gradient_{name}_{d}" for name in ("scaled", "unscaled") for d in (64, 1024)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_number_is_that_of_its_formula(name: str, found: dict[str, Value]) -> None:
+    assert found[name] == pytest.approx(SINGLE[name], rel=3e-8, abs=1e-12)
+
+
+def test_all_that_is_computed_is_tested_and_claimed(found: dict[str, Value]) -> None:
+    assert set(found) == SINGLE.keys() | DRAWN
+    tests = [claim.test for claim in claims() if claim.parts == ("numbers",)]
+    assert {
+        test[key] for test in tests for key in ("value", "a", "b") if key in test and test["kind"] != "printed"
+    } == set(found)
+
+
+def test_the_variance_of_a_dot_product_is_the_number_of_its_terms(found: dict[str, Value]) -> None:
+    ratio = found["variance_over_head_dim"]
+    assert isinstance(ratio, float)
+    # Kurtosis 3 + 6/d gives the variance of a sample variance; 4 is the smallest d.
+    assert abs(ratio - 1) < 5 * math.sqrt((2 + 6 / 4) / 200_000)
+
+
+@pytest.mark.parametrize("d", [64, 1024])
+@pytest.mark.parametrize("name", ["scaled", "unscaled"])
+def test_the_gradient_through_a_softmax_is_that_of_its_jacobian(name: str, d: int, found: dict[str, Value]) -> None:
+    """|diag(p) - p p^T|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2, over other draws of the same distribution."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((4 * DRAWS, d)), rng.standard_normal((4 * DRAWS, KEYS, d))
+    z = np.einsum("nd,nkd->nk", q, k) / (math.sqrt(d) if name == "scaled" else 1)
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    square = (p**2).sum(1)
+    norms = np.sqrt(np.maximum(square - 2 * (p**3).sum(1) + square**2, 0))
+    values = found[f"gradient_{name}_{d}"]
+    assert isinstance(values, list)
+    error = norms.std() / math.sqrt(len(norms)) + np.std(values) / math.sqrt(len(values))
+    assert np.mean(values) == pytest.approx(norms.mean(), abs=5 * error)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("entropy_factor_2", 2.0), ("entropy_factor_half", 0.5)])
+def test_entropy_is_that_of_a_naive_softmax(name: str, factor: float, found: dict[str, Value]) -> None:
+    rng = np.random.default_rng(1)
+    entropies = []
+    for _ in range(64):
+        q, k = rng.standard_normal((64, 32)), rng.standard_normal((64, 32))
+        z = factor * q @ k.T / math.sqrt(32)
+        for t in range(1, 64):
+            p = np.exp(z[t, : t + 1])
+            p /= p.sum()
+            entropies.append(-(p * np.log(p)).sum() / math.log(t + 1))
+    values = found[name]
+    assert isinstance(values, list)
+    assert np.mean(values) == pytest.approx(np.mean(entropies), abs=0.02)

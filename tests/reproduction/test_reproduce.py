@@ -1,0 +1,156 @@
+"""The command: shows, runs, resumes, reports to the byte, and refuses in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stability_lab.analysis.verdicts import CONTRADICTS
+from stability_lab.reproduction import jobs
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_without_a_name_it_lists_what_there_is(run_command) -> None:
+    shown = run_command("reproduce")
+    assert shown.code == 0
+    for word in ("textbook", "nvidia", "olmo2", "small_scale_proxies", "lr_sensitivity", "training"):
+        assert word in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["textbok"], "there is no such reproduction: did you mean textbook?"),
+        (["textbook", "--part", "nmbers"], "--part nmbers: textbook has no such part: did you mean numbers?"),
+        (["textbook", "--scale", "full"], "--scale full: textbook numbers has none of this size, but cpu"),
+        (["textbook", "--scale", "big"], "invalid choice: 'big'"),
+        (["--part", "numbers"], "name what to reproduce: one of textbook, nvidia, olmo2"),
+        (["textbook", "--dry-run", "--report-only"], "not allowed with argument"),
+        (["textbook", "--report-only", "--out", "nowhere"], "--out nowhere: there is no such folder"),
+        (["textbook", "--out", "file"], "--out file: file is a file: give a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, sentence, run_command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine", encoding="utf-8")
+    shown = run_command("reproduce", *words)
+    assert shown.code == 2
+    assert sentence in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert files(tmp_path) == {"file": b"mine"}
+
+
+def test_a_dry_run_shows_commands_sizes_and_time_and_touches_nothing(tiny, run_command) -> None:
+    shown = run_command("reproduce", "tiny", "--part", "all", "--dry-run")
+    assert shown.code == 0, shown.err
+    assert not list(tiny.iterdir())
+    commands = [line for line in shown.out.splitlines() if line.startswith("python -m stability_lab train -m")]
+    assert len(commands) == 4
+    assert "group=tiny_norms_cpu" in commands[0]
+    assert "from a few steps of its first run" in shown.out
+    assert "total" in shown.out
+
+
+def test_sizes_of_the_papers_need_no_gpu_to_be_shown(run_command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "_has_cuda", lambda: False)
+    shown = run_command("reproduce", "nvidia", "--part", "perplexity", "--scale", "full", "--dry-run")
+    assert shown.code == 0
+    assert "826M" in shown.out
+    assert "200B" in shown.out
+    assert "an assumed 30% of an H200's peak" in shown.out
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_command) -> None:
+    shown = run_command("reproduce", "tiny", "--part", "all")
+    assert shown.code == 0, shown.err
+    assert "equal within 5" in shown.out
+    out = tiny / "outputs" / "reproduction"
+    made = sorted(path.parent.name for path in out.glob("*/*/summary.json"))
+    assert len(made) == 8
+    page = (out / "tiny.md").read_bytes()
+    data = {name: content for name, content in files(out).items() if name.startswith("data/")}
+    assert set(data) == {"data/tiny_norms_cpu.jsonl", "data/tiny_ladder_cpu.jsonl"}
+    assert (out / "figures" / "tiny_norms_cpu" / "curves.png").is_file()
+    assert b"not built yet" in page
+    assert b"a\\|b 0.5 \xc2\xb10.1" in page
+    norms = [json.loads(line) for line in data["data/tiny_norms_cpu.jsonl"].splitlines()]
+    assert {(line["arm"], line["seed"]) for line in norms[1:]} == {
+        (a, s) for a in ("layernorm", "rmsnorm") for s in (0, 1)
+    }
+    assert "log_injected_ratio" in norms[1]["summary"]["final"]
+    # Again: nothing is left to do, and nothing changes.
+    again = run_command("reproduce", "tiny", "--part", "all")
+    assert again.code == 0
+    assert "all runs are there" in again.out
+    assert sorted(path.parent.name for path in out.glob("*/*/summary.json")) == made
+    assert (out / "tiny.md").read_bytes() == page
+    # From the small files alone, elsewhere.
+    copy = tiny / "copy"
+    for name, content in data.items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+    assert run_command("reproduce", "tiny", "--report-only", "--out", "copy").code == 0
+    assert (copy / "tiny.md").read_bytes() == page
+    # A run that is missing is made anew, and the others are not.
+    victim = next(out.glob("tiny_norms_cpu/*/summary.json"))
+    kept = {path: path.stat().st_mtime_ns for path in out.glob("*/*/summary.json") if path != victim}
+    victim.unlink()
+    third = run_command("reproduce", "tiny")
+    assert third.code == 0
+    assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
+    assert sum(1 for _ in out.glob("tiny_norms_cpu/*/summary.json")) == 4
+
+
+def test_what_was_not_run_says_so(tiny, run_command) -> None:
+    Path("out").mkdir()
+    shown = run_command("reproduce", "tiny", "--part", "all", "--report-only", "--out", "out")
+    assert shown.code == 0
+    page = Path("out/tiny.md").read_text(encoding="utf-8")
+    assert page.count("not run yet") == 3  # two claims, and their number
+    assert "Not run yet at any scale." in page
+
+
+@pytest.mark.slow
+def test_the_textbook_is_computed_and_its_page_is_the_committed_one(run_command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run_command("reproduce", "textbook")
+    assert shown.code == 0
+    (line,) = [line for line in shown.out.splitlines() if line.startswith("soft-cap 30 of the logit 50")]
+    assert "29.09" in line
+    assert "27.933" in line
+    assert line.endswith(CONTRADICTS)
+    committed = Path(__file__).parents[2] / "docs" / "reproduction"
+    ours = rows(Path("outputs/reproduction/textbook.md").read_text(encoding="utf-8"))
+    theirs = rows((committed / "textbook.md").read_text(encoding="utf-8"))
+    assert {name: cells[3] for name, cells in ours.items()} == {name: cells[3] for name, cells in theirs.items()}
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """Of the table of `numbers`: claim -> the other cells."""
+    section = page.split("## numbers")[1].split("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in section.splitlines()
+        if line.startswith("| ")
+    ]
+    return {line[0].strip(): line[1:] for line in cells[2:]}
+
+
+@pytest.mark.parametrize("name", ["textbook", "nvidia", "olmo2", "small_scale_proxies"])
+def test_the_committed_pages_follow_from_the_committed_data(name, run_command, tmp_path, monkeypatch) -> None:
+    committed = Path(__file__).parents[2] / "docs" / "reproduction"
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "out" / "data"
+    data.mkdir(parents=True)
+    for path in (committed / "data").glob(f"{name}_*.jsonl"):
+        (data / path.name).write_bytes(path.read_bytes())
+    assert run_command("reproduce", name, "--report-only", "--out", "out").code == 0
+    assert (tmp_path / "out" / f"{name}.md").read_bytes() == (committed / f"{name}.md").read_bytes()
