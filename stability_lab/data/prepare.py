@@ -376,10 +376,10 @@ class _Writer:
         }
         write_whole(self.folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
         (self.folder / PROGRESS).unlink()
-        if state.counts is not None:
-            (self.folder / state.counts).unlink()
-        for left in (*self.folder.glob("*.part"), self.folder / LOCK):
-            left.unlink()
+        # Of earlier calls too: one that was killed leaves what it was writing.
+        for pattern in ("*.part", "counts-*.npy", "building-*", LOCK):
+            for left in self.folder.glob(pattern):
+                left.unlink()
         return meta
 
 
