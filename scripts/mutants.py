@@ -49,6 +49,7 @@ PREPARE, SYNTHETIC, HUB = (
     "stability_lab/data/synthetic.py",
     "stability_lab/data/hub.py",
 )
+NETWORK, PREPARED = "stability_lab/data/network.py", "stability_lab/data/prepared.py"
 DOCUMENTS, HF_TOKENIZER = "stability_lab/model/documents.py", "stability_lab/data/hf_tokenizer.py"
 LOOP, TEXT = "stability_lab/training/loop.py", "stability_lab/data/text.py"
 STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
@@ -772,6 +773,42 @@ MUTANTS: tuple[Mutant, ...] = (
         '"left": self._left.tolist(),',
         '"left": [],',
         f"{TEST_HUB}::test_a_saved_state_goes_on_exactly",
+    ),
+    Mutant(
+        HUB,
+        'f"{options!r}{files}".encode()',
+        'f"{options!r}".encode()',
+        f"{TEST_HUB}::test_the_fingerprint_is_that_of_the_training_text_too",
+    ),
+    Mutant(
+        HUB,
+        "        if next(_texts(rows, source), None) is None:\n            raise _nothing_left(source)\n",
+        "",
+        f"{TEST_HUB}::test_too_few_documents_are_refused_before_anything_is_made",
+    ),
+    Mutant(
+        HUB,
+        "return max(1, seen // LOCAL_VAL_EVERY)",
+        "return VAL_DOCUMENTS",
+        f"{TEST_HUB}::test_of_local_files_a_twentieth_is_validation",
+    ),
+    Mutant(
+        NETWORK,
+        "if error.code < 500 and error.code != PROXY_REFUSES:",
+        "if True:",
+        "tests/data/test_network.py::test_only_an_answer_counts",
+    ),
+    Mutant(
+        PREPARED,
+        "if sha256 != wanted:",
+        "if False:",
+        f"{TEST_PREPARE}::test_a_damaged_shard",
+    ),
+    Mutant(
+        FORMATS,
+        "upper < SELDOM and",
+        "upper == 0 and",
+        f"{TEST_FORMATS}::test_most_upper_words_say_it",
     ),
     Mutant(STREAM, 'self._read(state["taken"])', "pass", f"{TEST_HUB}::test_what_is_read_ahead_is_not_lost"),
     Mutant(

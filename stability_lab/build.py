@@ -109,8 +109,9 @@ def document_mark(config: TrainConfig, data: TokenData) -> DocumentMark | None:
     if not config.sampling.mask_documents:
         return None
     if data.eos_id is None:
+        advice = "set data.eos_id" if "eos_id" in config.data else "leave it false, or choose other data"
         raise ConfigError(
-            "sampling.mask_documents=true: nothing is known to separate the documents of this data; set data.eos_id"
+            f"sampling.mask_documents=true: nothing is known to separate the documents of this data; {advice}"
         )
     return DocumentMark(data.eos_id, data.eos_first)
 

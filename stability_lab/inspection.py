@@ -13,7 +13,7 @@ import numpy as np
 from stability_lab.config import ConfigError, Parser, from_plain
 from stability_lab.data.formats import CHUNK, DTYPES, Region, looks_like_wider_ids, recognise
 from stability_lab.data.hf_tokenizer import JsonTokenizer
-from stability_lab.data.prepared import VOCABULARY, is_prepared, read_sidecar, regions
+from stability_lab.data.prepared import VOCABULARY, is_prepared, read_sidecar, refuse_unfinished, regions
 from stability_lab.data.shards import Shards, Tokens
 from stability_lab.data.statistics import Statistics, statistics
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, Tokenizer, fit_without_text
@@ -77,13 +77,14 @@ def _tokens(path: Path, dtype: str | None, tokenizer: str | None, split: str) ->
             "vocab_size": meta["vocab_size"],
         }
         return Subject(facts, _chunks(found), _head(found), decoder or _prepared_decoder(path, meta))
+    refuse_unfinished(path)
     if path.is_dir():
         raise ConfigError(f"{path} is neither a run's folder (config.yaml) nor prepared data (meta.json); name a file")
     found = recognise(path, dtype or "uint16")
     facts = {}
     if found.format == "raw" and dtype is None and (wider := looks_like_wider_ids(found.region)):
         found = recognise(path, wider)
-        facts["note"] = f"read as {wider}: as uint16 the ids would be 0 at regular places"
+        facts["note"] = f"read as {wider}: as uint16 most ids at regular places would be 0"
     facts |= {"format": found.format, "dtype": found.region.dtype.name}
     if found.documents is not None:
         facts["documents"] = len(found.documents)
@@ -140,16 +141,13 @@ def _config(folder: Path) -> Any:
 
 
 def _block(subject: Subject, path: Path, sample: int) -> dict[str, Any]:
+    decoder = subject.tokenizer
     try:
-        found = statistics(subject.chunks, sample)
+        found = statistics(subject.chunks if decoder is None else _decodable(subject.chunks, decoder, path), sample)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; read as {subject.facts['dtype']}, is it of another --dtype?") from error
-    decoder = subject.tokenizer
-    if decoder is not None and found.largest_id >= decoder.vocab_size:
-        raise ConfigError(
-            f"{path}: id {found.largest_id:,} is not in the tokenizer's vocabulary of {decoder.vocab_size:,}; "
-            "choose another --tokenizer"
-        )
     return {
         "file": str(path),
         **subject.facts,
@@ -161,6 +159,20 @@ def _block(subject: Subject, path: Path, sample: int) -> dict[str, Any]:
         "sample": _text(subject.head, decoder),
         "repeats": _repeats(found),
     }
+
+
+def _decodable(chunks: Iterator[np.ndarray], tokenizer: Tokenizer, path: Path) -> Iterator[np.ndarray]:
+    """The same chunks; ConfigError with the place of the first id that the tokenizer has not got."""
+    before = 0
+    for ids in chunks:
+        if ids.min() >= 0 and ids.max() >= tokenizer.vocab_size:  # negative ones are of another type: see `statistics`
+            at = int(np.argmax(ids >= tokenizer.vocab_size))
+            raise ConfigError(
+                f"{path}: id {ids[at]:,} at offset {before + at:,} is not in the tokenizer's vocabulary of "
+                f"{tokenizer.vocab_size:,}; choose another --tokenizer"
+            )
+        yield ids
+        before += len(ids)
 
 
 def _repeats(found: Statistics) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stability_lab import cli
+from stability_lab.data.formats import CHUNK
 from stability_lab.data.loader import batch_fingerprint
 
 
@@ -65,7 +66,7 @@ def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (["nowhere.bin"], "cannot be read"),
         (["."], "neither a run's folder"),
         (["x.bin", "--dtype", "uint64"], "is it of another --dtype"),
-        (["x.bin", "--tokenizer", "bytes"], "id 999 is not in the tokenizer's vocabulary of 257"),
+        (["x.bin", "--tokenizer", "bytes"], "id 257 at offset 257 is not in the tokenizer's vocabulary of 257"),
         (["x.bin", "--tokenizer", "latin"], "must be bytes, gpt2 or a tokenizer.json"),
         (["x.bin", "--step", "1"], "only runs have steps"),
         (["x.bin", "--sample", "0"], "must be 1 or more"),
@@ -85,6 +86,14 @@ def test_bad_input(
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_offset_is_that_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = np.zeros(CHUNK + 100, dtype=np.uint16)
+    ids[CHUNK + 7 :] = 300
+    ids.tofile(tmp_path / "x.bin")
+    assert cli.run(["data", "inspect", str(tmp_path / "x.bin"), "--tokenizer", "bytes"]) == 2
+    assert f"id 300 at offset {CHUNK + 7:,} is not in" in capsys.readouterr().err
 
 
 def test_the_data_command_says_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:

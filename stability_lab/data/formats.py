@@ -32,6 +32,8 @@ LLMC_HEADER_BYTES = 256 * 4
 NUMPY_MAGIC = b"\x93NUMPY"
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+SELDOM = 0.1
+"""Ids look wider than they are read where a smaller share than this of the upper words is not 0."""
 CHUNK = 2**22
 """Ids that are in memory at once while a file is read from end to end."""
 
@@ -103,7 +105,10 @@ def megatron_ids(path: Path) -> Path:
 
 
 def looks_like_wider_ids(region: Region) -> str | None:
-    """The type that ids probably have where `region` reads each as several: small ids leave the upper words 0."""
+    """The type that ids probably have where `region` reads each as several: small ids leave most upper words 0.
+
+    Where ids are 0 everywhere, as in padding, that says nothing: the lowest words must be others far more often.
+    """
     if region.dtype.kind != "u" or region.dtype.itemsize > 4:
         return None
     sample = region.map()[: 2**16]
@@ -112,7 +117,9 @@ def looks_like_wider_ids(region: Region) -> str | None:
     for factor in (4, 2):
         words = sample[: len(sample) // factor * factor].reshape(-1, factor)
         wider = region.dtype.itemsize * factor
-        if wider <= 8 and not words[:, 1:].any() and len(np.unique(words[:, 0])) > 1:
+        used = (words != 0).mean(axis=0)  # share of each place in the wider id that is not 0
+        upper = used[1:].max()
+        if wider <= 8 and upper < SELDOM and used[0] > 5 * upper and len(np.unique(words[:, 0])) > 1:
             return f"uint{8 * wider}"
     return None
 

@@ -141,10 +141,10 @@ def check_length(data: TokenData, seq_len: int) -> None:
     for split, tokens in sizes.items():
         if tokens < seq_len + 1:
             longest = min(sizes.values()) - 1
-            raise ConfigError(
-                f"model.seq_len={seq_len}: the {split} split has only {tokens} tokens; "
-                f"the longest context that fits this data is {longest}."
+            fits = (
+                f"the longest context that fits this data is {longest}" if longest > 0 else "no context fits; give more"
             )
+            raise ConfigError(f"model.seq_len={seq_len}: the {split} split has only {tokens} token(s); {fits}.")
 
 
 def batch_fingerprint(array: npt.NDArray[np.integer]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import http.client
 import os
-import socket
+import re
+import ssl
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from stability_lab.config import ConfigError
 
 WAIT_S = 3.0
 ENDPOINT = "https://huggingface.co"
+PROXY_REFUSES = 407
 
 
 def use_hub() -> bool:
@@ -31,23 +35,28 @@ def use_hub() -> bool:
 
 
 def reachable(url: str) -> bool:
-    """Whether the host, or the proxy that leads to it, takes a connection within `WAIT_S`."""
-    parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    """Whether the host answers an HTTP request, through the proxy where there is one, within `WAIT_S`.
+
+    A connection alone says little: proxies take one and then refuse, hang up or stay silent.
+    """
     answered: list[bool] = []
 
-    def connect() -> None:
+    def ask() -> None:
         try:
-            socket.create_connection((parts.hostname or "", port), timeout=WAIT_S).close()
+            opener = urllib.request.build_opener()  # reads the proxies of now
+            opener.open(urllib.request.Request(url, method="HEAD"), timeout=WAIT_S).close()
             answered.append(True)
-        except OSError:
-            pass
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code < 500 and error.code != PROXY_REFUSES:
+                answered.append(True)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The hub's libraries have certificates of their own; whether these do is theirs to say.
+            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                answered.append(True)
 
-    # In a thread, because no timeout holds for the look-up of a name.
-    thread = threading.Thread(target=connect, daemon=True)
+    # In a thread, because no timeout holds for the look-up of a name, nor for the answer as a whole.
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(WAIT_S)
     return bool(answered)
@@ -57,23 +66,60 @@ def hub_error(key: str, error: BaseException | None, online: bool, instead: str)
     """One sentence for whatever a library of the hub raised; an access token in it is blotted out."""
     if error is None or not online or _is_about_the_network(error):
         return ConfigError(
-            f"{key}: the hub cannot be reached, and its cache has not got it; connect, copy a filled cache here and "
-            f"set HF_HOME, or use {instead}"
+            f"{key}: the hub cannot be reached (no network leads there, or HF_HUB_OFFLINE is set), and its cache has "
+            f"not got it; connect, copy a filled cache here and set HF_HOME, or use {instead}"
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if os.environ.get(name):
-            reason = reason.replace(os.environ[name], "***")
-    return ConfigError(f"{key}: the hub does not give it ({reason}); check the name, or your access to it")
+    return ConfigError(
+        f"{key}: the hub does not give it ({without_tokens(reason)}); check the name, or your access to it"
+    )
+
+
+def without_tokens(text: str) -> str:
+    """The text, with what is or looks like an access token of the hub blotted out: of the environment or a login."""
+    import huggingface_hub
+
+    known = [os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")]
+    for token in filter(None, [*known, huggingface_hub.get_token()]):
+        text = text.replace(token, "***")
+    return re.sub(r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}", "***", text)
+
+
+@functools.cache
+def commit_of(dataset: str, revision: str | None) -> str | None:
+    """The commit that a dataset's branch or tag means, asked once a process; None where nobody knows.
+
+    Without a network it is the one in the hub's cache. A dataset that does not exist is left to who opens it.
+    """
+    if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
+    if use_hub():
+        import huggingface_hub
+
+        try:
+            return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=WAIT_S).sha
+        except Exception:  # whatever it is, opening the dataset will meet it again and say so
+            return None
+    try:
+        return (_hub_cache("datasets", dataset) / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def is_cached(kind: str, name: str) -> bool:
     """Whether the hub's cache has anything of a dataset (`kind` datasets) or model (models) of that name."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    tables = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
-    return (hub / f"{kind}--{name.replace('/', '--')}").is_dir() or (tables / name.replace("/", "___")).is_dir()
+    tables = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
+    return _hub_cache(kind, name).is_dir() or (tables / name.replace("/", "___")).is_dir()
+
+
+def _home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+
+
+def _hub_cache(kind: str, name: str) -> Path:
+    hub = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+    return hub / f"{kind}--{name.replace('/', '--')}"
 
 
 def _is_about_the_network(error: BaseException) -> bool:
@@ -81,13 +127,18 @@ def _is_about_the_network(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None:
         names = {cls.__name__ for cls in type(seen).__mro__}
-        if names & _NETWORK_ERRORS or any(name in str(seen) for name in _NETWORK_ERRORS):
+        if names & (_NETWORK_ERRORS | _TRANSPORT_ERRORS) or any(name in str(seen) for name in _NETWORK_ERRORS):
+            return True
+        status = getattr(getattr(seen, "response", None), "status_code", None)
+        if isinstance(status, int) and status >= 500:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
 
 
 _NETWORK_ERRORS = {"ConnectionError", "ConnectError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "TimeoutError"}
+_TRANSPORT_ERRORS = {"TransportError", "ProtocolError", "Timeout", "ClientConnectionError"}
+"""Base classes of httpx, urllib3, requests and aiohttp; as words of a sentence they would mean anything."""
 
 
 def _is_set(name: str) -> bool:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from stability_lab.config import ConfigError
 from stability_lab.data.corpus import Documents, TextSource
 from stability_lab.data.memmap import cache_dir, entropy, ids_dtype, write_whole
-from stability_lab.data.prepared import FORMAT, SIDECAR, SPLITS, VOCABULARY, is_prepared, read_sidecar
+from stability_lab.data.prepared import FORMAT, LOCK, PROGRESS, SIDECAR, SPLITS, VOCABULARY, is_prepared, read_sidecar
 from stability_lab.data.repeats import repetitive
 from stability_lab.data.text import Document
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
@@ -38,7 +38,6 @@ SHARD_TOKENS = 10**8
 CHUNK_BYTES, CHUNK_DOCUMENTS = 2**20, 1024
 LEARN_FROM_BYTES = 2**26
 """Text from the start of the training split that a vocabulary is learned from."""
-PROGRESS, LOCK = "progress.json", ".lock"
 
 
 class Encoded(NamedTuple):
@@ -103,7 +102,10 @@ def prepare(
         return meta
     if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is no unfinished preparation and not empty; give another --out")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # it, or what it is to lie in, is a file, or may not be written
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give another --out") from error
     with _locked(folder):
         state = _resume(folder, key)
         try:

@@ -57,7 +57,10 @@ def text_paths(pattern: str) -> list[tuple[str, Path]]:
 
 
 def read_documents(paths: list[tuple[str, Path]], field: str) -> Iterator[Document]:
-    """A plain file is one document; a line of JSON or a row of Parquet is one, with its text under `field`."""
+    """A plain file is one document; a line of JSON or a row of Parquet is one, with its text under `field`.
+
+    Where that is null the row is left out.
+    """
     for name, path in paths:
         if _kind(path) in LINES:
             yield from _json_lines(name, path, field)
@@ -143,6 +146,8 @@ def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"data.path: {path}, line {number} is not JSON ({error}).") from error
+            if isinstance(row, dict) and row.get(field, "") is None:
+                continue
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
                 keys = ", ".join(map(str, row)) if isinstance(row, dict) else "no object"
                 raise ConfigError(

@@ -14,7 +14,7 @@ import numpy as np
 from stability_lab.config import ConfigError
 from stability_lab.data.formats import DTYPES, Found, looks_like_wider_ids, recognise
 from stability_lab.data.memmap import TokenData
-from stability_lab.data.prepared import is_prepared, open_prepared
+from stability_lab.data.prepared import is_prepared, open_prepared, refuse_unfinished
 from stability_lab.data.scan import Scan, scan
 from stability_lab.data.shards import as_tokens
 from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions, fit_without_text
@@ -58,6 +58,7 @@ class TokenFiles:
         if is_prepared(folder):
             self._refuse_options_of_raw_files()
             return open_prepared(folder, tokenizer)
+        refuse_unfinished(folder)
         fitted = fit_without_text(tokenizer)
         vocab_size = self.vocab_size or fitted.vocab_size
         train, val = self.files()
@@ -135,7 +136,7 @@ def _check_type(found: Found, vocab_size: int) -> None:
     wider = looks_like_wider_ids(region) if found.format == "raw" else None
     if wider is not None:
         raise ConfigError(
-            f"{region.path}: read as {region.dtype.name}, ids are 0 at regular places, they are probably {wider}: "
+            f"{region.path}: read as {region.dtype.name}, most ids at regular places are 0, they are probably {wider}: "
             f"set data.dtype={wider}"
         )
     if vocab_size > ID_LIMIT.get(region.dtype.name, vocab_size):

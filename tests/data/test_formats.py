@@ -161,6 +161,40 @@ def test_ids_that_are_wider_than_read(written: str, read: str, expected: str | N
     assert looks_like_wider_ids(recognise(tmp_path / "x.bin", read).region) == expected
 
 
+def _ids(kind: str) -> np.ndarray:
+    ids = np.random.default_rng(1).integers(0, 256, 5000)
+    if kind == "bytes with ends":
+        ids[::100] = 256
+    elif kind == "one large":
+        ids[500] = 70_000
+    elif kind == "two values":
+        ids %= 2
+    elif kind == "padding":
+        ids[:4800] = 0
+    elif kind == "padding that few ends break":
+        ids[:] = 0
+        ids[1::50] = 7
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "read", "expected"),
+    [
+        ("bytes with ends", "uint16", "uint8", "uint16"),
+        ("one large", "uint32", "uint16", "uint32"),
+        ("one large", "uint64", "uint16", "uint64"),
+        ("two values", "uint16", "uint16", None),
+        ("two values", "uint32", "uint16", "uint32"),
+        ("padding", "uint16", "uint16", None),
+        ("padding that few ends break", "uint16", "uint16", None),
+        ("bytes", "uint16", "uint16", None),
+    ],
+)
+def test_most_upper_words_say_it(kind: str, written: str, read: str, expected: str | None, tmp_path: Path) -> None:
+    _ids(kind).astype(written).tofile(tmp_path / "x.bin")
+    assert looks_like_wider_ids(recognise(tmp_path / "x.bin", read).region) == expected
+
+
 def test_positions_are_64_bit(tmp_path: Path) -> None:
     """A sparse file above 4 GiB, read near its end."""
     path, count = tmp_path / "large.bin", 2**31 + 2**20

@@ -1,22 +1,26 @@
-"""The library `datasets` for real on local files; streams that are killed and go on; no network."""
+"""The library `datasets` for real on local files; streams that are killed and go on."""
 
+import dataclasses
 import itertools
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stability_lab import cli
 from stability_lab.config import ConfigError, SamplingConfig
-from stability_lab.data import network
+from stability_lab.data import hub, network
+from stability_lab.data.corpus import TextFiles
 from stability_lab.data.hub import Hub, HubStream, stream_tokens
 from stability_lab.data.load import load
 from stability_lab.data.loader import batch_fingerprint
@@ -32,7 +36,8 @@ VAL = 20
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STABILITY_LAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    stream_tokens.cache_clear()
+    hub._stream_tokens.cache_clear()
+    network.commit_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +176,6 @@ def test_validation_is_the_first_documents(source: Hub) -> None:
 
 
 def test_prepared_is_the_same_text(source: Hub) -> None:
-    import dataclasses
-
     prepared = dataclasses.replace(source, streaming=False)
     assert [text.decode() for _, text in prepared.iterate()] == TEXTS
     assert [text.decode() for _, text in prepared.iterate(100)] == TEXTS[100:]
@@ -183,6 +186,63 @@ def test_prepared_is_the_same_text(source: Hub) -> None:
     assert load(prepared, ByteTokenizer()).fingerprint == data.fingerprint
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_null_is_left_out_everywhere(kind: str, tmp_path: Path) -> None:
+    rows = [None if i % 5 == 2 else f"document {i}" for i in range(40)]
+    texts = [row for row in rows if row is not None]
+    path = tmp_path / f"x.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": rows}), path)
+    else:
+        path = path.with_suffix(".jsonl")
+        path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    source = Hub(name=kind, data_files=str(path), val_documents=5)
+    data = stream_tokens(source, ByteTokenizer())
+    assert data.tokenizer is not None
+    assert data.tokenizer.decode(np.asarray(data.val)).split("<|endoftext|>")[:-1] == texts[:4]
+    assert data.stream is not None
+    ids = data.stream(0).read(2 * len("<|endoftext|>".join(texts[4:])))
+    seen = data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]
+    assert seen == (9 * texts[4:])[: len(seen)]
+    assert len(seen) > len(texts[4:])
+    prepared = Hub(name=kind, data_files=str(path), val_documents=5, streaming=False)
+    assert [text.decode() for _, text in prepared.iterate()] == texts
+    assert [text.decode() for _, text in TextFiles(path=str(path), val_every=2).iterate()] == texts
+
+
+def test_rows_after_the_validation_split_without_any_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["some text"] * 3 + [None, " "] * 5}), tmp_path / "x.parquet")
+    source = Hub(name="parquet", data_files=str(tmp_path / "x.parquet"), val_documents=3)
+    for refused in (lambda: HubStream(source, ByteTokenizer(), 0).read(1), lambda: stream_tokens(source, Gpt2())):
+        with pytest.raises(ConfigError, match=r"data\.val_documents=3: parquet has no document after these"):
+            refused()
+
+
+@pytest.mark.parametrize(("n", "expected"), [(2, 1), (59, 2), (200, 10), (20_000, 1000), (20_100, 1000)])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_of_local_files_a_twentieth_is_validation(n: int, expected: int, streaming: bool, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["ab"] * n}), tmp_path / "x.parquet")
+    source = Hub(name="parquet", data_files=str(tmp_path / "x.parquet"), streaming=streaming)
+    data = load(source, ByteTokenizer())
+    assert data.val_tokens == 3 * expected
+    assert data.stream is not None or data.train_tokens == 3 * (n - expected)
+    assert dataclasses.replace(source, val_documents=1).held_out == 1
+
+
+def test_the_hub_holds_out_a_thousand() -> None:
+    assert Hub(name="a/b").held_out == 1000  # without opening it
+
+
+def test_too_few_documents_are_refused_before_anything_is_made(
+    parquet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data=hub", "data.name=parquet", f"data.data_files={parquet}", "model.seq_len=16"]
+    words += ["data.val_documents=300", f"output_dir={tmp_path / 'out'}"]
+    assert cli.run(["train", *words]) == 2
+    assert "data.val_documents=300: parquet has no document after these" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     real = Bpe._train
@@ -190,6 +250,67 @@ def test_a_vocabulary_is_learned_after_the_validation_split(parquet: str, monkey
     data = stream_tokens(Hub(name="parquet", data_files=parquet, val_documents=VAL), Bpe(265))
     assert data.vocab_size == 265
     assert [text.decode() for _, text in seen] == ROWS[VAL:]
+
+
+def test_the_fingerprint_is_that_of_the_training_text_too(tmp_path: Path) -> None:
+    """Same path, size and validation rows; and a vocabulary that was learned from other text is not taken."""
+
+    def write(folder: str, last: str) -> Hub:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        texts = [f"document {i} of few" for i in range(30)] + 4 * [last]
+        pq.write_table(pa.table({"text": texts}), tmp_path / folder / "x.parquet", compression="none")
+        return Hub(name="parquet", data_files=str(tmp_path / folder / "*.parquet"), val_documents=3)
+
+    def load(*words: str) -> tuple[str, bytes, Any]:
+        source = write(*words)
+        plain, learned = stream_tokens(source, ByteTokenizer()), stream_tokens(source, Bpe(261)).tokenizer
+        assert learned is not None
+        return plain.fingerprint, np.asarray(plain.val).tobytes(), learned
+
+    first, moved, changed = (load(*words) for words in (("a", " zq" * 40), ("b", " zq" * 40), ("a", " xk" * 40)))
+    assert moved[0] == first[0]
+    assert changed[1] == first[1]
+    assert changed[0] != first[0]
+    assert len(changed[2].encode(b" zq zq")) > len(first[2].encode(b" zq zq"))
+
+
+SHAS = ("1" * 40, "2" * 40)
+
+
+def test_what_is_not_pinned_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    class Api:
+        def dataset_info(self, name: str, *, revision: str | None, timeout: float) -> Any:
+            asked.append((name, revision))
+            return SimpleNamespace(sha=SHAS[0])
+
+    monkeypatch.setattr(network, "use_hub", lambda: True)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    for _ in range(2):
+        source = hub.pinned(Hub(name="a/b"))
+        assert source.about()["version"] == SHAS[0]
+    assert hub.pinned(Hub(name="a/b", revision=SHAS[1])).revision == SHAS[1]
+    assert asked == [("a/b", None)]
+    assert len({source.content(), Hub(name="a/b").content(), Hub(name="a/b", revision=SHAS[1]).content()}) == 3
+
+
+def test_without_a_network_the_cache_knows_the_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refs = tmp_path / "hub" / "datasets--a--b" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_text(SHAS[0])
+    assert hub.pinned(Hub(name="a/b")).revision == SHAS[0]
+    assert hub.pinned(Hub(name="a/b", revision="v2")).revision == "v2"
+
+
+def test_a_part_of_a_local_file(parquet: str) -> None:
+    source = Hub(name="parquet", data_files=parquet, split="train[10:13]", val_documents=1, streaming=False)
+    assert [text.decode() for _, text in source.iterate()] == [row for row in ROWS[10:13] if row.strip()]
 
 
 def test_streams_have_one_order(parquet: str) -> None:
@@ -206,6 +327,7 @@ def test_streams_have_one_order(parquet: str) -> None:
         ({"name": "a/b", "data_files": "x"}, "^data_files=x: files, or a glob"),
         ({"name": "a/b", "shuffle_buffer": -1}, "^shuffle_buffer=-1"),
         ({"name": "a/b", "shuffle_buffer": 5, "streaming": False}, "^shuffle_buffer=5: must be 0"),
+        ({"name": "json", "data_files": "x", "split": "test"}, "^split=test: must be train"),
         ({"name": "a/b", "val_documents": 0}, "^val_documents=0"),
     ],
 )
@@ -215,112 +337,64 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 def test_what_is_wrong_is_named(parquet: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    bad = {kind: str(tmp_path / f"bad.{kind}") for kind in ("parquet", "jsonl")}
+    Path(bad["parquet"]).write_bytes(b"PAR1")
+    Path(bad["jsonl"]).write_text('{"text": "a"}\n{"text": "b"}\n{"text": broken\n')
     cases: list[tuple[dict[str, Any], str]] = [
         ({"data_files": "none*.parquet"}, r"data\.data_files=none\*\.parquet: no file matches"),
         ({"data_files": parquet, "field": "body"}, r"data\.field=body: parquet has the columns id, text"),
         ({"data_files": parquet, "field": "id"}, r"data\.field=id: parquet has no text there but int"),
-        ({"data_files": parquet, "split": "test"}, r"data\.name=parquet: "),
-        ({"data_files": str(tmp_path / "bad.parquet")}, r"data\.name=parquet: "),
+        (
+            {"data_files": bad["parquet"]},
+            r"data\.data_files=.*bad\.parquet: cannot be read as data\.name=parquet \(.+\); mend",
+        ),
+        (
+            {"name": "json", "data_files": bad["jsonl"]},
+            r"bad\.jsonl: cannot be read as data\.name=json \(.* in row 2\); mend",
+        ),
+        ({"name": "arrow", "data_files": bad["jsonl"]}, r"bad\.jsonl: cannot be read as data\.name=arrow \(.+\); mend"),
     ]
     for options, message in cases:
-        with pytest.raises(ConfigError, match=message):
-            stream_tokens(Hub(name="parquet", **options), ByteTokenizer())
+        for streaming in (True, False):
+            with pytest.raises(ConfigError, match=message):
+                load(Hub(**{"name": "parquet", "streaming": streaming, **options}), ByteTokenizer())
     source = Hub(name="parquet", data_files=parquet, val_documents=300)
     with pytest.raises(ConfigError, match=r"data\.val_documents=300: parquet has no document after these"):
         HubStream(source, ByteTokenizer(), 0).read(1)
 
 
-@pytest.fixture
-def silent_host() -> Any:
-    """A port that takes no connection: its queue of one is full."""
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    server.listen(0)
-    fillers = []
-    for _ in range(4):
-        filler = socket.socket()
-        filler.setblocking(False)
-        filler.connect_ex(server.getsockname())
-        fillers.append(filler)
-    yield f"http://127.0.0.1:{server.getsockname()[1]}"
-    for one in (*fillers, server):
-        one.close()
-
-
-def test_a_host_that_does_not_answer(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "WAIT_S", 0.2)
-    for name in ("http_proxy", "HTTP_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    assert not network.reachable(silent_host)
-    assert not network.reachable("http://no-such-host.invalid")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert network.reachable(f"http://127.0.0.1:{server.getsockname()[1]}")
-
-
-def test_the_way_leads_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.delenv("no_proxy", raising=False)
-        assert network.reachable("http://no-such-host.invalid")
-
-
-def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    error = network.hub_error("data.name=a/b", RuntimeError("401 for hf_secret\nmore"), True, "data=text")
-    assert "hf_secret" not in str(error)
-    assert "401 for ***" in str(error)
-
-
-def test_errors_of_the_network_are_told_from_others() -> None:
-    class LocalEntryNotFoundError(Exception):
-        pass
-
-    def sentence(error: Exception, online: bool = True) -> str:
-        return str(network.hub_error("data.name=a/b", error, online, "data=text"))
-
-    wrapped = RuntimeError("no such dataset")
-    wrapped.__cause__ = LocalEntryNotFoundError()
-    assert "cannot be reached" in sentence(wrapped)
-    assert "no such dataset" in sentence(RuntimeError("no such dataset"))
-    assert "cannot be reached" in sentence(RuntimeError("no such dataset"), online=False)
-
-
-def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert not network.is_cached("datasets", "a/b")
-    (tmp_path / "hub" / "datasets--a--b").mkdir(parents=True)
-    (tmp_path / "datasets" / "c___d").mkdir(parents=True)
-    assert network.is_cached("datasets", "a/b")
-    assert network.is_cached("datasets", "c/d")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variables", [{"HF_ENDPOINT": "http://10.255.255.1:81"}, {"HF_HUB_OFFLINE": "1"}])
-@pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
-def test_without_a_network_there_is_one_sentence_at_once(
-    variables: dict[str, str], words: list[str], tmp_path: Path
-) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-    environment |= {"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret", **variables}
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "stability_lab", "train", *words, f"output_dir={tmp_path / 'out'}"],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "the hub cannot be reached" in done.stderr
-    assert "hf_secret" not in done.stderr + done.stdout
-    assert not (tmp_path / "out").exists()
-    assert time.monotonic() - started < 60  # far below the half a minute and more of retries, on a busy machine too
+def test_a_column_that_only_the_rows_can_tell() -> None:
+    """As of streamed CSV. The error is made here, because the library leaves the file open after a real one."""
+    source = Hub(name="csv", data_files="x.csv", field="body")
+    with pytest.raises(ConfigError, match=r"data\.field=body: csv has no column of that name"), hub._its_errors(source):
+        raise KeyError("body")
 
 
 def test_every_document_is_read_once_an_epoch(parquet: str) -> None:
     stream = HubStream(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer(), 0)
     text = ByteTokenizer().decode(stream.read(len(expected_ids())))
     assert text.split("<|endoftext|>")[:-1] == list(itertools.filterfalse(str.isspace, ROWS[VAL:]))
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence"),
+    [
+        (httpx.ReadTimeout("for hf_secret"), "data.name=a/b: the hub cannot be reached"),
+        (ValueError("403 for hf_secret"), r"data.name=a/b: the hub does not give it \(403 for \*\*\*\)"),
+    ],
+)
+def test_what_breaks_in_the_middle_says_no_token(
+    raised: Exception, sentence: str, parquet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    stream = HubStream(Hub(name="parquet", data_files=parquet, val_documents=VAL), ByteTokenizer(), 0)
+    stream.read(10)
+
+    def rows() -> Iterator[Any]:
+        yield {"text": "x"}
+        raise raised
+
+    stream._source, stream._rows = Hub(name="a/b"), rows()
+    with pytest.raises(RuntimeError, match=sentence) as caught:
+        stream.read(10_000)
+    assert "hf_secret" not in "".join(traceback.format_exception(caught.value))

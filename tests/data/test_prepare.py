@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from stability_lab import cli
 from stability_lab.config import ConfigError
 from stability_lab.data import prepare as prepare_module
+from stability_lab.data import scan as scan_module
 from stability_lab.data.corpus import Documents, TextFiles
 from stability_lab.data.load import load_prepared
 from stability_lab.data.memmap import load_tokens
@@ -120,6 +123,9 @@ def test_an_interrupted_call_goes_on(
         assert not is_prepared(tmp_path / "parts")
         skipped = json.loads((tmp_path / "parts" / "progress.json").read_text())["read"]
         assert 50 < skipped <= after
+        with pytest.raises(ConfigError, match="parts is unfinished: run the same data prepare"):
+            TokenFiles(path=str(tmp_path / "parts")).load(ByteTokenizer())
+        assert cli.run(["data", "inspect", str(tmp_path / "parts")]) == 2
     prepare(source, tokenizer, tmp_path / "parts", **options)
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
 
@@ -202,6 +208,62 @@ def test_what_is_wrong_is_named(source: TextFiles, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "precious").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda meta: meta.pop("val"), "it has no val"),
+        (lambda meta: meta.pop("vocab_size"), "it has no vocab_size"),
+        (lambda meta: meta.update(train=[]), "its train is no dict"),
+        (lambda meta: meta["val"].pop("shards"), r"it has no val\.shards"),
+        (lambda meta: meta["train"]["shards"][0].pop("sha256"), r"it has no train\.shards\[0\]\.sha256"),
+        (lambda meta: meta["train"]["shards"][0].update(tokens="9"), r"its train\.shards\[0\]\.tokens is no int"),
+        (lambda meta: meta["train"].update(shards=[3]), r"its train\.shards\[0\] is no object"),
+        (lambda meta: meta["val"].update(shards=[]), r"its val\.shards hold no token"),
+    ],
+)
+def test_a_damaged_sidecar(source: TextFiles, change: Callable[[dict], Any], message: str, tmp_path: Path) -> None:
+    meta = prepare(source, ByteTokenizer(), tmp_path / "out")
+    change(meta)
+    (tmp_path / "out" / "meta.json").write_text(json.dumps(meta))
+    for command in (
+        lambda: TokenFiles(path=str(tmp_path / "out")).load(ByteTokenizer()),
+        lambda: prepare(source, ByteTokenizer(), tmp_path / "out"),
+    ):
+        with pytest.raises(ConfigError, match=rf"meta\.json is damaged \({message}\); delete the folder"):
+            command()
+
+
+def test_a_folder_that_cannot_be_made(source: TextFiles, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=rf"{folder} cannot be made \(.*\); give another --out"):
+            prepare(source, ByteTokenizer(), folder)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_damaged_shard(source: TextFiles, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the right size: ids that are none, and ids that are others."""
+    prepare(source, ByteTokenizer(), tmp_path / "out", shard_tokens=3000)
+    path = sorted((tmp_path / "out").glob(f"{split}-*.bin"))[-1]
+    whole = np.fromfile(path, "<u2")
+    for i, message in (
+        (9999, r"\.bin: id 9,999 at offset 7 is not in the vocabulary of 257"),
+        (0, "its SHA-256 begins"),
+    ):
+        ids = whole.copy()
+        ids[7] = i
+        ids.tofile(path)
+        with pytest.raises(ConfigError, match=message) as caught:
+            open_prepared(tmp_path / "out", ByteTokenizer())
+        assert path.name in str(caught.value)
+        assert str(caught.value).endswith("delete the folder and prepare it again")
+    whole.tofile(path)
+    open_prepared(tmp_path / "out", ByteTokenizer())
+    monkeypatch.setattr(scan_module, "_scan", lambda *_: pytest.fail("read again"))
+    open_prepared(tmp_path / "out", ByteTokenizer())
+
+
 def test_a_split_without_text(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
     with pytest.raises(ConfigError, match="nothing is left for the training split"):
@@ -212,6 +274,8 @@ def test_a_split_without_text(tmp_path: Path) -> None:
 def test_two_at_once(source: TextFiles, tmp_path: Path) -> None:
     class Nosy(Breaks):
         def iterate(self, skip: int = 0) -> Iterator[tuple[str, bytes]]:
+            with pytest.raises(ConfigError, match="out is unfinished"):  # before its first shard is complete
+                TokenFiles(path=str(tmp_path / "out")).load(ByteTokenizer())
             with pytest.raises(ConfigError, match="being prepared by another process"):
                 prepare(source, ByteTokenizer(), tmp_path / "out")
             return super().iterate(skip)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stability_lab.config import ConfigError
 from stability_lab.data.loader import validation_starts, validation_windows
 from stability_lab.data.memmap import TokenData
 from stability_lab.data.statistics import bigram_entropy, statistics
@@ -147,3 +148,9 @@ def prepare_run(tiny_run, train_steps):
     run = tiny_run("data=synthetic", "data.vocab_size=8", "trainer.micro_batch_size=32", "trainer.max_steps=300")
     train_steps(run, 300)
     return run, validate(run.model, run.eval_windows, 8, 0)["val/loss"]
+
+
+def test_a_chain_has_no_documents_to_keep_apart(tiny_run) -> None:
+    message = "nothing is known to separate the documents of this data; leave it false, or choose other data"
+    with pytest.raises(ConfigError, match=message):
+        tiny_run("data=synthetic", "sampling.mask_documents=true")

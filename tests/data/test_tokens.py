@@ -112,10 +112,12 @@ def test_bad_input(make: Callable[[Path], Path], options: dict[str, Any], messag
         load(make(tmp_path), **options)
 
 
-@pytest.mark.parametrize("n", [1, 2, 30])
-def test_data_shorter_than_the_context(n: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n", "fits"), [(1, "no context fits; give more"), (2, "no context"), (60, "the longest .* is 2")]
+)
+def test_data_shorter_than_the_context(n: int, fits: str, tmp_path: Path) -> None:
     data = load(_ids(tmp_path, IDS[:n]))
-    with pytest.raises(ConfigError, match=r"model\.seq_len=64: the (training|validation) split has only \d+ tokens"):
+    with pytest.raises(ConfigError, match=r"model\.seq_len=64: .* has only \d+ token\(s\); " + fits):
         check_length(data, 64)
 
 
@@ -132,6 +134,17 @@ def test_the_place_of_a_bad_id(tmp_path: Path) -> None:
 def test_a_tokenizer_that_learns_has_nothing_to_learn_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer=bpe learns from text"):
         TokenFiles(path=str(_ids(tmp_path, IDS))).load(Bpe(300))
+
+
+def test_a_type_that_is_too_narrow_is_refused_however_it_was_asked_for(tmp_path: Path) -> None:
+    ids = IDS % 256
+    ids[::50] = 256
+    path = _ids(tmp_path, ids)
+    with pytest.raises(ConfigError, match=r"ids\.bin: read as uint8, .* probably uint16: set data\.dtype=uint16"):
+        TokenFiles(path=str(path), dtype="uint8").load(ByteTokenizer())
+    assert TokenFiles(path=str(path), dtype="uint16").load(ByteTokenizer()).train_tokens > 4000
+    np.save(tmp_path / "insists.npy", np.fromfile(path, np.uint8))
+    assert TokenFiles(path=str(tmp_path / "insists.npy")).load(ByteTokenizer()).train_tokens > 9000
 
 
 def test_bytes_may_go_without_an_end(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_uploaded_files_come_back_byte_for_byte(tmp_path: Path) -> None:
 
 def test_long_rows_are_unpacked(tmp_path: Path) -> None:
     files = [file for file in own_files() if "metrics" not in file.name]
-    packed = FakeFile("stability_lab/metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"]))
+    packed = FakeFile("stability_lab/metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"], mtime=0))
     (folder,) = fetch(URL, tmp_path, FakeApi(FakeRun("a", uploaded=[*files, packed])))
     assert (folder / "metrics.jsonl").read_bytes() == OWN["metrics.jsonl"]
     assert not (folder / "metrics.jsonl.gz").exists()
@@ -189,9 +189,9 @@ def test_a_running_run_is_read_anew_and_from_its_history(tmp_path: Path) -> None
         ("manifest.json", b'{"stabilizers": '),
         ("summary.json", b"[" * 100_000),
         ("metrics.jsonl", b"no json\n{}\n"),
-        ("metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"])[:-12]),
+        ("metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"], mtime=0)[:-12]),
         ("metrics.jsonl.gz", b"not packed at all"),
-        ("metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"])[:12] + b"!" * 50),
+        ("metrics.jsonl.gz", gzip.compress(OWN["metrics.jsonl"], mtime=0)[:12] + b"!" * 50),
     ],
 )
 def test_damaged_files_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes) -> None:
@@ -211,7 +211,7 @@ def test_damaged_files_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_api, "MOST_BYTES", 1000)
     monkeypatch.setattr(wandb_api, "_MOST_ROWS", 1)
-    bomb = FakeFile("stability_lab/metrics.jsonl.gz", gzip.compress(b"0" * 10_000_000), size=900)
+    bomb = FakeFile("stability_lab/metrics.jsonl.gz", gzip.compress(b"0" * 10_000_000, mtime=0), size=900)
     large = FakeFile("stability_lab/summary.json", b"{}", size=10**12)
     (folder,) = fetch(URL, tmp_path, FakeApi(FakeRun("a", uploaded=[bomb, large])))
     assert large.downloads == 0

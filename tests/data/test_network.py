@@ -1,0 +1,187 @@
+"""Whether the hub can be reached, said in a sentence and in seconds; access tokens stay out of it."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from stability_lab.data import network
+
+
+@pytest.fixture
+def silent_host() -> Any:
+    """A port that takes no connection: its queue of one is full."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen(0)
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(server.getsockname())
+        fillers.append(filler)
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    for one in (*fillers, server):
+        one.close()
+
+
+class Server:
+    """On a port of its own, it answers every request as it is told: with a status, by hanging up or not at all."""
+
+    def __init__(self, answer: int | str) -> None:
+        self.requests: list[str] = []
+        self._answer = answer
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            if self._answer == "silence":
+                continue
+            self.requests.append(connection.recv(4096).decode().splitlines()[0])
+            if self._answer != "close":
+                connection.sendall(f"HTTP/1.1 {self._answer} x\r\nContent-Length: 0\r\n\r\n".encode())
+            connection.close()
+
+    def __enter__(self) -> "Server":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+        for connection in self._open:
+            connection.close()
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_proxies")
+def test_a_host_that_does_not_answer(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "WAIT_S", 0.2)
+    assert not network.reachable(silent_host)
+    assert not network.reachable("http://no-such-host.invalid")
+    assert not network.reachable("no address at all")
+
+
+@pytest.mark.usefixtures("no_proxies")
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    ("answer", "expected"), [(200, True), (403, True), (407, False), (503, False), ("close", False), ("silence", False)]
+)
+def test_only_an_answer_counts(scheme: str, answer: int | str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the host itself, and of a proxy on the way to it."""
+    if answer == "silence":
+        monkeypatch.setattr(network, "WAIT_S", 0.3)
+    with Server(answer) as server:
+        if scheme == "http":
+            assert network.reachable(server.url) == expected
+        monkeypatch.setenv(f"{scheme}_proxy", server.url)
+        through_proxy = network.reachable(f"{scheme}://no-such-host.invalid")
+    if scheme == "http":
+        assert through_proxy == expected
+        assert answer == "silence" or server.requests[-1] == "HEAD http://no-such-host.invalid HTTP/1.1"
+    else:  # 200 opens the tunnel, in which nothing answers here
+        assert not through_proxy
+        assert answer == "silence" or server.requests[-1].startswith("CONNECT no-such-host.invalid:443 ")
+
+
+def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    error = network.hub_error("data.name=a/b", RuntimeError("401 for hf_secret\nmore"), True, "data=text")
+    assert "hf_secret" not in str(error)
+    assert "401 for ***" in str(error)
+
+
+def test_a_saved_login_is_blotted_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "token").write_text("saved-by-login")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    other = "hf_" + "a1B2" * 8
+    error = network.hub_error("data.name=a/b", RuntimeError(f"401: saved-by-login, {other}."), True, "data=text")
+    assert "(401: ***, ***.)" in str(error)
+
+
+def test_errors_of_the_network_are_told_from_others() -> None:
+    class LocalEntryNotFoundError(Exception):
+        pass
+
+    def sentence(error: Exception, online: bool = True) -> str:
+        return str(network.hub_error("data.name=a/b", error, online, "data=text"))
+
+    wrapped = RuntimeError("no such dataset")
+    wrapped.__cause__ = LocalEntryNotFoundError()
+    busy, refused = RuntimeError("of the server"), RuntimeError("no access")
+    busy.response, refused.response = SimpleNamespace(status_code=503), SimpleNamespace(status_code=401)  # pyright: ignore
+    assert "cannot be reached" in sentence(busy)
+    assert "no access" in sentence(refused)
+    assert "cannot be reached" in sentence(httpx.RemoteProtocolError("Server disconnected"))
+    assert "Timeout in its name" in sentence(RuntimeError("Timeout in its name"))
+    assert "cannot be reached" in sentence(wrapped)
+    assert "no such dataset" in sentence(RuntimeError("no such dataset"))
+    assert "cannot be reached" in sentence(RuntimeError("no such dataset"), online=False)
+
+
+def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert not network.is_cached("datasets", "a/b")
+    (tmp_path / "hub" / "datasets--a--b").mkdir(parents=True)
+    (tmp_path / "datasets" / "c___d").mkdir(parents=True)
+    assert network.is_cached("datasets", "a/b")
+    assert network.is_cached("datasets", "c/d")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
+@pytest.mark.parametrize("network_is", ["unknown", "switched off", 503, "close", "silence"])
+def test_without_a_network_there_is_one_sentence_at_once(
+    network_is: int | str, words: list[str], tmp_path: Path
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    environment |= {"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"}
+    with contextlib.ExitStack() as stack:
+        if network_is == "unknown":
+            environment["HF_ENDPOINT"] = "http://10.255.255.1:81"
+        elif network_is == "switched off":
+            environment["HF_HUB_OFFLINE"] = "1"
+        else:
+            environment["https_proxy"] = stack.enter_context(Server(network_is)).url
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "stability_lab", "train", *words, f"output_dir={tmp_path / 'out'}"],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "the hub cannot be reached (no network leads there" in done.stderr
+    assert "hf_secret" not in done.stderr + done.stdout
+    assert not (tmp_path / "out").exists()
+    assert time.monotonic() - started < 60  # on a busy machine too
