@@ -53,7 +53,7 @@ def test_a_difference_and_its_direction() -> None:
     assert near.value == pytest.approx(-0.01)
     assert near.low is not None
     assert near.high is not None
-    assert near.low < near.value < 0 < near.high < -near.low
+    assert near.low < -0.01 < 0 < near.high < -near.low
     assert near.detail == "it would take about 39 seeds"  # (2.8 / 0.463)^2, and two for the t
     assert signed(paired_difference([1.8], [1.9]), 1).verdict == OPPOSITE
     assert signed(paired_difference([1.8], [1.9]), 1).detail == "one seed: no test"
