@@ -463,7 +463,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(STATISTICS, "float(d.std(ddof=1)) if len(d) > 1", "float(d.std()) if len(d) > 1", TEST_STATISTICS),
     Mutant(STATISTICS, "_critical(n - 1)", "_critical(n)", TEST_STATISTICS),
     Mutant(STATISTICS, "math.sqrt(n / 2)", "math.sqrt(n)", TEST_STATISTICS),
-    Mutant(COMPARABILITY, "init_a[name] != init_b[name]", "False", TEST_COMPARE),
+    Mutant(
+        COMPARABILITY, "found in values.items() if len(found) > 1)", "found in values.items() if False)", TEST_COMPARE
+    ),
     Mutant(COMPARABILITY, 'check.same is None and check.name != "last batch"', "False", TEST_COMPARE),
     Mutant(GROUPING, "all(len(values) == 1 for values in within.values())", "False", TEST_GROUPING),
     Mutant(GROUPING, "(run.ended, str(run.manifest.get", "(str(run.manifest.get", TEST_GROUPING),
@@ -566,8 +568,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         f"{FIGURES}/curves.py",
-        "np.flatnonzero(step == spike)[:1]",
-        "np.flatnonzero(step == spike + 1)[:1]",
+        "inside[np.argmax(heights)]",
+        "inside[0]",
         f"{TEST_FIGURES}::test_spikes_stand_at_their_events_steps_on_their_own_panel",
     ),
     Mutant(

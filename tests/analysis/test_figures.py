@@ -445,13 +445,13 @@ def test_the_norm_is_logarithmic_and_raw_values_are_drawn(tmp_path: Path, style:
 
 def test_spikes_stand_at_their_events_steps_on_their_own_panel(tmp_path: Path, style: None) -> None:
     events = [
-        {"step": 20, "event": "grad_norm_spike", "value": 50.0},
+        {"step": 18, "event": "grad_norm_spike", "value": 50.0, "length": 4},
         {"step": 31, "event": "grad_norm_spike", "value": 1e30},
         {"step": 12, "event": "loss_spike", "value": 6.0},
         {"step": 15, "event": "level_shift"},
         {"step": 99, "event": "loss_spike"},
     ]
-    write_run(tmp_path, rows=log(norm={20: 50.0, 31: 1e30}, loss={12: 6.0}), events=events)
+    write_run(tmp_path, rows=log(norm={18: 9.0, 20: 50.0, 31: 1e30}, loss={12: 6.0}), events=events)
     figure = curves(read(tmp_path))
     assert figure
     loss, norm = figure.axes
