@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,14 @@ class Composed(NamedTuple):
     config: TrainConfig
     plain: dict[str, Any]  # the same as a plain dict: what config.yaml, fingerprint and tracker get
     notices: tuple[str, ...]
+
+
+def plugin_installed(package: str) -> bool:
+    """Is this package of Hydra's plugins there?"""
+    try:
+        return find_spec(f"hydra_plugins.{package}") is not None
+    except ModuleNotFoundError:  # not one of them is
+        return False
 
 
 def refuse_distributed() -> None:

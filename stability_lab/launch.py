@@ -7,12 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stability_lab import console
-from stability_lab.compose import CommandLine, Composed, checked, compose_jobs, read_command_line, refuse_distributed
+from stability_lab.compose import (
+    CommandLine,
+    Composed,
+    checked,
+    compose_jobs,
+    plugin_installed,
+    read_command_line,
+    refuse_distributed,
+)
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.naming import sweep_name
 from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
@@ -31,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     if command.only_shows:
         _check_composition(command)
         return _run_hydra(command, [])
+    if command.multirun:
+        _launcher(command)  # Hydra itself would say only that it cannot find it
     composed = compose_jobs(command)
     from stability_lab.data.memmap import cache_dir
 
@@ -190,7 +199,7 @@ def _launcher(command: CommandLine) -> str:
     package = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}.get(
         name.replace("submitit_slurm", "submitit_local")
     )
-    if package is not None and find_spec(f"hydra_plugins.{package}") is None:
+    if package is not None and not plugin_installed(package):
         raise ConfigError(f"hydra/launcher={name}: needs a package; pip install 'stability-lab[sweep]'")
     return name
 

@@ -178,9 +178,11 @@ def test_bad_options_of_a_sweep(words, tmp_path: Path, capsys, options: list[str
 
 
 def test_a_launcher_that_is_not_installed_is_named(words, tmp_path: Path, capsys, monkeypatch) -> None:
-    import stability_lab.launch as launch
 
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("stability_lab.compose.find_spec", missing)
     assert cli.run([*words, "hydra/launcher=joblib", "seed=0,1"]) == 2
     assert "pip install 'stability-lab[sweep]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -6,14 +6,13 @@ import os
 import shlex
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from stability_lab import __version__
 from stability_lab.analysis.runs import RunRecord, read_run
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import ConfigError, from_plain
 from stability_lab.naming import CONFIG, MANIFEST, read_object
 from stability_lab.reproduction.catalogue import Part
@@ -190,7 +189,7 @@ def flops_and_parameters(job: Job) -> tuple[int, int]:
 
 def _workers(scale: str, most: int | None) -> int:
     """On a GPU runs follow each other; on a CPU each core has one, with one thread."""
-    if scale != "cpu" or find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+    if scale != "cpu" or not plugin_installed("hydra_joblib_launcher"):
         return 1
     cores = len(os.sched_getaffinity(0))
     return cores if most is None else min(most, cores)
