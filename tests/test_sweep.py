@@ -247,3 +247,23 @@ def test_a_sweep_over_a_further_key_knows_the_runs_that_are_there(words: list[st
     assert cli.run([*words, "seed=0,1", "model.dropout=0.0,0.1"]) == 0
     assert [job["skipped"] for job in result(tmp_path)["jobs"]] == [True, False, True, False]
     assert len([path for path in (tmp_path / "sweep").iterdir() if path.is_dir()]) == 4
+
+
+def test_a_job_that_runs_out_of_memory_fails_alone_and_says_what_helps(words, tmp_path: Path, monkeypatch) -> None:
+    import torch
+
+    from stability_lab.training.loop import Loop
+
+    run, calls = Loop.run, iter(range(9))
+
+    def full(self: Loop) -> None:
+        if next(calls) == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        run(self)
+
+    monkeypatch.setattr(Loop, "run", full)
+    assert cli.run([*words, "seed=0,1"]) == 1
+    assert states(tmp_path) == ["failed", "completed"]
+    assert result(tmp_path)["jobs"][0]["reason"].startswith(
+        "out of memory: try trainer.micro_batch_size=2 with more trainer.grad_accum_steps"
+    )
