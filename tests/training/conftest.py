@@ -35,7 +35,8 @@ class Trained(NamedTuple):
     @property
     def steps(self) -> list[Row]:
         """The rows without what depends on the clock or on how often the model is measured."""
-        measured = ("perf/", "val/", "attn/max", "attn/entropy", "attn/score_mod", "attn/scale")
+        measured = ("perf/", "val/", "act/", "weight/")
+        measured += tuple(f"attn/{name}" for name in ("max", "entropy", "score_mod", "scale", "qk_gain"))
         return [{k: v for k, v in row.items() if not k.startswith(measured)} for row in self.sink.seen]
 
 
