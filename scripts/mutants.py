@@ -452,7 +452,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # compare: pairs by seed, intervals, corrections, what is left out of a mean, and what takes pairs away.
     Mutant(
-        COMPARISON,
+        STATISTICS,
         "own[seed] for seed in common], [other[seed]",
         "own[seed] for seed in own], [other[seed]",
         TEST_COMPARE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -17,10 +17,9 @@ from stability_lab.analysis.runs import RunRecord, number
 from stability_lab.analysis.statistics import (
     Difference,
     Mean,
+    difference_by_seed,
     family,
-    paired_difference,
     t_interval,
-    welch_difference,
 )
 from stability_lab.config import ConfigError, did_you_mean
 
@@ -84,9 +83,6 @@ class Comparison:
         """By what factor tokens/s of runs that compute the same differ, where that is too much to trust them."""
         ratio = max((_speed_ratio(cell) for cell in self.grouping.cells), default=1.0)
         return ratio if ratio > BUSY_RATIO else None
-
-    def row(self, cell: Cell) -> Row:
-        return next(row for row in self.rows if row.cell is cell)
 
 
 def compare(
@@ -172,9 +168,7 @@ def _row(cell: Cell, base: Cell | None, metric: str, paired: bool, definition: s
     values = _values(cell.finite, metric)
     mean = t_interval(values) if values else None
     is_loss = metric.endswith("/loss")
-    bests = [
-        value for run in cell.finite if (value := run.metric(f"best.{metric}")) is not None and math.isfinite(value)
-    ]
+    bests = _values(cell.finite, f"best.{metric}")
     logits = [value for run in cell.ended if (value := run.metric("max_attn_logit")) is not None]
     clipped = [value for run in cell.ended if (value := run.metric("clip_fraction")) is not None]
     compared = base is not None and base is not cell
@@ -184,7 +178,9 @@ def _row(cell: Cell, base: Cell | None, metric: str, paired: bool, definition: s
         metric=mean,
         perplexity=_exp(mean) if mean and is_loss else None,
         best=t_interval(bests) if bests else None,
-        difference=_difference(cell, base, metric, paired) if compared and base else None,
+        difference=difference_by_seed(by_seed(cell, metric), by_seed(base, metric), paired)
+        if compared and base
+        else None,
         spikes={signal: _spike_rate(cell, signal, definition) for signal in ("grad_norm", "loss")},
         max_attn_logit=max(math.inf if math.isnan(x) else x for x in logits) if logits else None,
         clip_fraction=sum(clipped) / len(clipped) if clipped else None,
@@ -197,17 +193,8 @@ def _row(cell: Cell, base: Cell | None, metric: str, paired: bool, definition: s
     )
 
 
-def _difference(cell: Cell, base: Cell, metric: str, paired: bool) -> Difference | None:
-    own, other = _by_seed(cell, metric), _by_seed(base, metric)
-    common = [seed for seed in own if seed in other]
-    if paired and common:
-        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
-    if own and other:
-        return welch_difference(list(own.values()), list(other.values()))
-    return None
-
-
-def _by_seed(cell: Cell, metric: str) -> dict[str, float]:
+def by_seed(cell: Cell, metric: str) -> dict[str, float]:
+    """Finite values of the runs that count in a mean."""
     values = ((str(seed_of(run)), run.metric(metric)) for run in cell.finite)
     return {seed: value for seed, value in values if value is not None and math.isfinite(value)}
 
@@ -334,8 +321,8 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
             {"name": check.name, "same": check.same, "detail": check.detail, "spoils": list(check.spoils)}
             for check in comparison.checks
         ],
-        "learning_rates": [_plain(ladder) for ladder in comparison.ladders],
-        "factorials": [_plain(factorial) for factorial in comparison.factorials],
+        "learning_rates": [asdict(ladder) for ladder in comparison.ladders],
+        "factorials": [asdict(factorial) for factorial in comparison.factorials],
         "notes": list(comparison.notes),
     }
 
@@ -375,11 +362,3 @@ def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
 
 def _interval(name: str, mean: Mean | None) -> dict[str, Any]:
     return {name: mean and mean.value, f"{name} low": mean and mean.low, f"{name} high": mean and mean.high}
-
-
-def _plain(value: Any) -> Any:
-    from dataclasses import asdict, is_dataclass
-
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return value

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stability_lab.analysis.comparability import LOSS, spoiled
-from stability_lab.analysis.comparison import Comparison, Row, finding
-from stability_lab.analysis.grouping import LR, Cell, seed_of, short, shown_value
+from stability_lab.analysis.comparison import Comparison, Row, by_seed, finding
+from stability_lab.analysis.grouping import LR, Cell, short, shown_value
 from stability_lab.analysis.ladders import Ladder
-from stability_lab.analysis.statistics import Difference, family, paired_difference, welch_difference
+from stability_lab.analysis.statistics import Difference, difference_by_seed, family
 
 
 def decision(comparison: Comparison) -> list[str]:
@@ -40,10 +40,7 @@ def decision(comparison: Comparison) -> list[str]:
 def tuned(comparison: Comparison, ladder: Ladder, base: Ladder) -> Difference | None:
     """The arm at its own best learning rate against the baseline at its own: what a tuned recipe would gain."""
     own, other = (_at_best(comparison, one) for one in (ladder, base))
-    common = [seed for seed in own if seed in other]
-    if comparison.paired and common:
-        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
-    return welch_difference(list(own.values()), list(other.values())) if own and other else None
+    return difference_by_seed(own, other, comparison.paired)
 
 
 def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder, difference: Difference | None) -> str:
@@ -118,10 +115,7 @@ def _at_best(comparison: Comparison, ladder: Ladder) -> dict[str, float]:
     values: dict[str, float] = {}
     for cell in comparison.grouping.cells:
         if cell.arm == ladder.arm and cell.setting.get(LR) == ladder.best_lr and _same(cell, ladder.setting):
-            for run in cell.finite:
-                value = run.metric(comparison.metric)
-                if value is not None and math.isfinite(value):
-                    values[str(seed_of(run))] = value
+            values |= by_seed(cell, comparison.metric)
     return values
 
 

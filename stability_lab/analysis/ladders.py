@@ -9,7 +9,7 @@ from typing import Any
 
 from stability_lab.analysis.grouping import LR, Cell, Grouping, seed_of
 from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.statistics import Difference, Mean, paired_difference, t_interval, welch_difference
+from stability_lab.analysis.statistics import Difference, Mean, difference_by_seed, t_interval
 from stability_lab.judge.lr_sensitivity import (
     MARGIN_NATS,
     Bracket,
@@ -147,7 +147,10 @@ def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], pair
     if base is not None and base is not rungs:
         other = base.stable(base.means())
         ratio = ratio_interval(stable, other) if stable and other else None
-        difference = _difference(own, base.sensitivities()[0], paired)
+        measured, of_base = (
+            {seed: value for seed, (value, _) in one.items()} for one in (own, base.sensitivities()[0])
+        )
+        difference = difference_by_seed(measured, of_base, paired)
     return Ladder(
         arm=rungs.arm,
         setting=setting,
@@ -165,17 +168,6 @@ def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], pair
         stable=stable,
         ratio=ratio,
     )
-
-
-def _difference(
-    own: Mapping[str, tuple[float, float]], base: Mapping[str, tuple[float, float]], paired: bool
-) -> Difference | None:
-    if not own or not base:
-        return None
-    common = sorted(own.keys() & base.keys())
-    if paired and common:
-        return paired_difference([own[seed][0] for seed in common], [base[seed][0] for seed in common])
-    return welch_difference([value for value, _ in own.values()], [value for value, _ in base.values()])
 
 
 def next_learning_rates(ladder: Ladder) -> list[float]:

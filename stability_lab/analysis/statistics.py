@@ -6,7 +6,7 @@ Everything is two-sided at 95% unless said otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -106,6 +106,14 @@ def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     half = _critical(df) * error
     spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2)
     return Difference(value, value - half, value + half, p, n, "welch", spread)
+
+
+def difference_by_seed(own: Mapping[str, float], other: Mapping[str, float], paired: bool) -> Difference | None:
+    """own - other of values by seed: over the seeds that both have where they are pairs, else by Welch."""
+    common = [seed for seed in own if seed in other]
+    if paired and common:
+        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
+    return welch_difference(list(own.values()), list(other.values())) if own and other else None
 
 
 def family(differences: Sequence[Difference | None]) -> list[Difference | None]:
