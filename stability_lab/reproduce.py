@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from stability_lab.reproduction.report import claim_table, load, page
 if TYPE_CHECKING:
     from stability_lab.analysis.runs import RunRecord
     from stability_lab.cost import Timing
+    from stability_lab.reproduction.evidence import Run
     from stability_lab.reproduction.jobs import Sweep
 
 MISSING = "-"
@@ -177,8 +179,9 @@ def _collect(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:
     if runs:
         records = [run.record for run in runs]
         head |= {"commands": [sweep.command for sweep in made], **_facts(records)}
-        write(path, Evidence(head, tuple(runs)), [small(record, part.injected) for record in records])
-        _draw(records, out / FIGURES / jobs.group_of(part, scale))
+        kept = [small(record, part.injected) for record in records]
+        head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
+        write(path, Evidence(head, tuple(runs)), kept)
     return int(missing > 0)
 
 
@@ -226,12 +229,21 @@ def _versions() -> dict[str, str]:
     return {"stability_lab": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _draw(records: Sequence[RunRecord], folder: Path) -> None:
+def _draw(part: Part, runs: Sequence[Run], kept: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Draw the figures with the part's names for arms and the values of `kept`; their files relative to the page."""
     from stability_lab.analysis.comparison import compare
     from stability_lab.analysis.figures import draw
 
-    if any(record.ended and not record.diverged for record in records):
-        draw(compare(records), folder)
+    named = []
+    for run, values in zip(runs, kept, strict=True):
+        record = run.record
+        summary = {**record.summary, "final": {**(record.summary.get("final") or {}), **values["summary"]["final"]}}
+        named.append(replace(record, config={**record.config, "stabilizer": {run.arm: {}}}, summary=summary))
+    if not any(record.ended and not record.diverged for record in named):
+        return []
+    baseline = next(arm for arm in part.arms if any(run.arm == arm for run in runs))
+    drawn = draw(compare(named, part.metric, by=("stabilizer",), baseline=baseline), folder, only=part.figures)
+    return [path.relative_to(folder.parent.parent).as_posix() for path in drawn]
 
 
 def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stability_lab.analysis.comparability import LOSS, spoiled
@@ -14,17 +15,24 @@ from stability_lab.analysis.ladders import Ladder
 from stability_lab.analysis.statistics import Difference, difference_by_seed, family
 
 
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """An arm over its learning rates beside the baseline over its own, in one setting of the other keys.
+
+    `difference`: of the losses where each is at its best, corrected by Holm's rule, which is what a tuned recipe would
+    gain. `speed`: tokens/s relative to the baseline's, None where the machine was too busy to tell.
+    """
+
+    ladder: Ladder
+    base: Ladder
+    difference: Difference | None
+    speed: float | None
+
+
 def decision(comparison: Comparison) -> list[str]:
     """One sentence an arm and setting; of a setting that is a learning rate only the best one of each arm counts."""
     if comparison.ladders:
-        base = {_key(ladder): ladder for ladder in comparison.ladders if ladder.arm == comparison.grouping.baseline}
-        others = [ladder for ladder in comparison.ladders if ladder.arm != comparison.grouping.baseline]
-        pairs = [(ladder, base[_key(ladder)]) for ladder in others if _key(ladder) in base]
-        differences = family([tuned(comparison, *pair) for pair in pairs])
-        lines = [
-            _over_learning_rates(comparison, *pair, difference)
-            for pair, difference in zip(pairs, differences, strict=True)
-        ]
+        lines = [_over_learning_rates(comparison, one) for one in tuned(comparison)]
     else:
         lines = [
             f"{_where(row.cell.setting)}{row.cell.arm}: {'; '.join(_plain(comparison, row))}."
@@ -37,26 +45,35 @@ def decision(comparison: Comparison) -> list[str]:
     return lines
 
 
-def tuned(comparison: Comparison, ladder: Ladder, base: Ladder) -> Difference | None:
-    """The arm at its own best learning rate against the baseline at its own: what a tuned recipe would gain."""
-    own, other = (_at_best(comparison, one) for one in (ladder, base))
-    return difference_by_seed(own, other, comparison.paired)
+def tuned(comparison: Comparison) -> list[Tuned]:
+    """All arms but the baseline, where the baseline has learning rates in the same setting too."""
+    base = {_key(ladder): ladder for ladder in comparison.ladders if ladder.arm == comparison.grouping.baseline}
+    others = [ladder for ladder in comparison.ladders if ladder.arm != comparison.grouping.baseline]
+    pairs = [(ladder, base[_key(ladder)]) for ladder in others if _key(ladder) in base]
+    differences = family(
+        [
+            difference_by_seed(_at_best(comparison, ladder), _at_best(comparison, other), comparison.paired)
+            for ladder, other in pairs
+        ]
+    )
+    return [
+        Tuned(ladder, other, difference, _speed(_rows(comparison, ladder), comparison.busy))
+        for (ladder, other), difference in zip(pairs, differences, strict=True)
+    ]
 
 
-def _over_learning_rates(comparison: Comparison, ladder: Ladder, base: Ladder, difference: Difference | None) -> str:
-    name, parts = comparison.grouping.baseline, []
-    if difference is not None:
-        parts.append(
-            f"at its best learning rate ({ladder.best_lr:g}) {_amount(difference)} {name} at its own ({base.best_lr:g})"
-        )
+def _over_learning_rates(comparison: Comparison, one: Tuned) -> str:
+    name, parts, ladder, base = comparison.grouping.baseline, [], one.ladder, one.base
+    if one.difference is not None:
+        amount = _amount(one.difference)
+        parts.append(f"at its best learning rate ({ladder.best_lr:g}) {amount} {name} at its own ({base.best_lr:g})")
     if ladder.sensitivity and base.sensitivity:
         parts.append(f"LR sensitivity {ladder.sensitivity.value:.3g} against {base.sensitivity.value:.3g}")
     edges = [_edge(one) for one in (ladder, base)]
     if edges[0] != edges[1]:
         parts.append(f"loses 0.1 nats {edges[0]} ({name} {edges[1]})")
-    cells = [row for row in comparison.rows if row.cell.arm == ladder.arm and _same(row.cell, ladder.setting)]
-    bases = [row for row in comparison.rows if row.cell.arm == name and _same(row.cell, ladder.setting)]
-    parts += _diverged(cells, bases)
+    cells = _rows(comparison, ladder)
+    parts += _diverged(cells, _rows(comparison, base))
     parts += _cost(cells, comparison.busy)
     return f"{_where(ladder.setting)}{ladder.arm}: {'; '.join(parts) or 'no run to judge by'}."
 
@@ -99,12 +116,22 @@ def _diverged(rows: list[Row], bases: list[Row]) -> Iterator[str]:
 
 
 def _cost(rows: list[Row], busy: float | None) -> Iterator[str]:
-    speeds = [row.speed for row in rows if row.speed is not None and row.speed > 0]
     memories = [row.memory for row in rows if row.memory is not None and row.memory > 0]
-    if speeds:
-        yield f"{_middle(speeds):.2f}x the tokens/s" if busy is None else "its tokens/s not measured (busy machine)"
+    if (speed := _speed(rows, busy)) is not None:
+        yield f"{speed:.2f}x the tokens/s"
+    elif busy is not None and any(row.speed for row in rows):
+        yield "its tokens/s not measured (busy machine)"
     if memories:
         yield f"{_middle(memories):.2f}x the memory"
+
+
+def _speed(rows: list[Row], busy: float | None) -> float | None:
+    speeds = [row.speed for row in rows if row.speed is not None and row.speed > 0]
+    return _middle(speeds) if speeds and busy is None else None
+
+
+def _rows(comparison: Comparison, ladder: Ladder) -> list[Row]:
+    return [row for row in comparison.rows if row.cell.arm == ladder.arm and _same(row.cell, ladder.setting)]
 
 
 def _middle(values: list[float]) -> float:

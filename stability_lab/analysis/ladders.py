@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stability_lab.analysis.grouping import LR, Cell, Grouping, seed_of
 from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.statistics import Difference, Mean, difference_by_seed, t_interval
+from stability_lab.analysis.statistics import Difference, Mean, difference_by_seed, family, t_interval
 from stability_lab.judge.lr_sensitivity import (
     MARGIN_NATS,
     Bracket,
@@ -38,7 +38,7 @@ class Ladder:
     sensitivity: Mean | None
     sensitivity_l0: Mean | None
     reason: str | None  # why there is no sensitivity
-    difference: Difference | None  # of the sensitivities, to the baseline's
+    difference: Difference | None  # of the sensitivities, to the baseline's; all of a sweep are one family
     best_lr: float | None
     at_end: bool
     at_chance: bool
@@ -66,7 +66,8 @@ def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
         made = {arm: _Rungs(arm, grid, cells, metric) for arm, cells in arms.items()}
         base = made.get(grouping.baseline)
         result += [_ladder(rungs, base, dict(rest), paired) for rungs in made.values()]
-    return result
+    differences = family([ladder.difference for ladder in result])
+    return [replace(ladder, difference=difference) for ladder, difference in zip(result, differences, strict=True)]
 
 
 class _Rungs:

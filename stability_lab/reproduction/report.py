@@ -74,6 +74,8 @@ def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequ
     else:
         blocks.append(_how(evidence.head))
     blocks.append(markdown_table(claim_table(part, scale or MISSING, judged)))
+    if evidence is not None:
+        blocks += [_picture(part, str(path)) for path in evidence.head.get("figures") or []]
     if evidence is not None and evidence.runs:
         blocks.append(markdown_table(_measured(part, evidence)))
         if steps := _ladders(part, evidence):
@@ -84,6 +86,11 @@ def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequ
     if notes:
         blocks.append("\n".join(notes))
     return "\n\n".join(blocks)
+
+
+def _picture(part: Part, path: str) -> str:
+    words = path.rpartition("/")[2].rpartition(".")[0].replace("_", " ")
+    return f"![{part.name} {part.part}: {words}]({path})"
 
 
 def _how(head: Mapping[str, object]) -> str:

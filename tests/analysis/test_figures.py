@@ -18,10 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from stability_lab.analysis.comparison import Comparison, compare
+from stability_lab.analysis.decision import tuned
 from stability_lab.analysis.figures import FORMATS, draw
 from stability_lab.analysis.figures import style as styles
 from stability_lab.analysis.figures.attention import attention_logits
 from stability_lab.analysis.figures.curves import curves, running_median
+from stability_lab.analysis.figures.decision import decision
 from stability_lab.analysis.figures.differences import differences
 from stability_lab.analysis.figures.learning_rate import loss_over_lr
 from stability_lab.analysis.runs import RunRecord, find_runs
@@ -30,7 +32,7 @@ from stability_lab.config import ConfigError
 LRS = (1e-3, 1e-2, 1e-1)
 ARMS = ("none", "qknorm", "zloss")
 STEPS = 40
-ALL = ["loss_over_lr", "curves", "attention_logits", "differences"]
+ALL = ["decision", "loss_over_lr", "curves", "attention_logits", "differences"]
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 
 
@@ -46,6 +48,7 @@ def write_run(
     logit: float | None = 20.0,
     diverged: bool = False,
     config: dict[str, Any] | None = None,
+    summary: dict[str, Any] | None = None,
 ) -> Path:
     """`rows` None: no metrics.jsonl."""
     path = folder / f"run{len(list(folder.glob('run*'))):03d}"
@@ -53,14 +56,15 @@ def write_run(
     names = [] if arm == "none" else arm.split("+")
     content = {"seed": seed, "optimizer": {"lr": lr}, "trainer": {"max_steps": STEPS}, **(config or {})}
     (path / "config.yaml").write_text(yaml.safe_dump({**content, "stabilizer": {name: {} for name in names}}))
-    summary = {
+    content = {
         "status": "diverged" if diverged else "completed",
         "verdict": "diverged" if diverged else "stable",
         "initial": {"val/loss": 5.5},
         "final": {} if loss is None else {"val/loss": loss},
         "max_attn_logit": logit,
+        **(summary or {}),
     }
-    (path / "summary.json").write_text(json.dumps(summary))
+    (path / "summary.json").write_text(json.dumps(content))
     if rows is not None:
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -181,7 +185,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ConfigError, match=r"loss_over_lr.png cannot be written \(No space left on device\)"):
+    with pytest.raises(ConfigError, match=r"decision.png cannot be written \(No space left on device\)"):
         draw(comparison, old.parent)
     assert old.read_bytes() == before
 
@@ -193,6 +197,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
         ([{}], []),
         ([{}, {"arm": "qknorm"}], ["differences"]),
         ([{}, {"lr": 1e-3}], ["loss_over_lr"]),
+        ([{}, {"lr": 1e-3}, {"arm": "qknorm"}], ["decision", "loss_over_lr", "differences"]),
         ([{"lr": 1e-3}, {"lr": 1e-2, "arm": "qknorm"}], ["differences"]),  # the learning rate belongs to the arm
         ([{"rows": log(layers=0)}], ["curves"]),
         ([{"rows": []}, {"arm": "qknorm", "loss": None}], []),
@@ -205,6 +210,12 @@ def test_what_the_runs_do_not_hold_is_left_out(tmp_path: Path, runs: list[dict[s
     for run in runs:
         write_run(tmp_path / "runs", **run)
     assert [path.stem for path in draw(read(tmp_path / "runs"), tmp_path / "figures")] == names
+
+
+def test_only_figures_that_are_asked_for_are_drawn_in_that_order(sweep: Path, tmp_path: Path) -> None:
+    paths = draw(read(sweep), tmp_path / "figures", only=("differences", "decision"))
+    assert [path.name for path in paths] == ["differences.png", "decision.png"]
+    assert len(list((tmp_path / "figures").iterdir())) == 2
 
 
 def test_only_the_logs_of_drawn_runs_are_read(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,6 +544,66 @@ def test_logits_without_layers_are_one_panel(tmp_path: Path, style: None) -> Non
     assert figure
     (axes,) = figure.axes
     assert xy(lines(axes, "none")[0])[1] == pytest.approx([math.nan, 20, 30], nan_ok=True)
+
+
+# Decision
+
+
+def test_the_decision_is_that_of_the_sentences(sweep: Path, style: None) -> None:
+    comparison = read(sweep)
+    figure = decision(comparison)
+    assert figure
+    best, sensitivity, rates = figure.axes  # nothing says tokens/s
+    assert [tick.get_text() for tick in best.get_yticklabels()] == list(ARMS)
+    ladders = {ladder.arm: ladder for ladder in comparison.ladders}
+    for y, arm in enumerate(ARMS):
+        (point,) = lines(sensitivity, arm)
+        mean = ladders[arm].sensitivity
+        assert mean
+        assert xy(point) == ([mean.value], [y])
+        (interval,) = (line for line in lines(sensitivity, "interval") if xy(line)[1] == [y, y])
+        assert xy(interval)[0] == [mean.low, mean.high]
+    for y, one in enumerate(tuned(comparison), start=1):
+        assert one.difference
+        assert one.difference.significant
+        (point,) = lines(best, one.ladder.arm)
+        assert xy(point) == ([one.difference.value], [y])
+        assert point.get_markerfacecolor() != "white"
+    assert not lines(best, "none")
+    assert [xy(line)[0] for line in best.lines if xy(line)[1] == [0, 1]] == [[0, 0]]
+    # Losses rise by 0.02 a step of the grid, from the lowest rate on.
+    assert [xy(lines(rates, arm)[0])[0] for arm in ARMS] == [[1e-3, 1e-2]] * 3
+    assert [xy(line) for line in lines(rates, "fair")] == [([], []), ([1e-1], [1]), ([], [])]
+    assert [xy(line)[0] for line in lines(rates, "diverged")] == [[1e-1], [], [1e-1]]
+    assert not any(xy(line)[0] for line in lines(rates, "far"))
+    assert set(legend_of(figure)) >= {"learning rate at which a seed diverged"}
+
+
+def test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved(tmp_path: Path, style: None) -> None:
+    for lr, loss in ((1e-3, 2.0), (1e-2, 3.0)):
+        for seed in range(3):
+            write_run(tmp_path, "none", lr, seed, loss + 0.01 * seed, summary={"tokens_per_s": 1000.0})
+            write_run(tmp_path, "zloss", lr, seed, loss + 0.2 * (seed % 2), summary={"tokens_per_s": 900.0})
+    figure = decision(read(tmp_path))
+    assert figure
+    best, _, rates, speed = figure.axes
+    assert lines(best, "zloss")[0].get_markerfacecolor() == "white"
+    assert [xy(line) for line in lines(rates, "far")] == [([1e-2], [0]), ([1e-2], [1])]
+    assert xy(lines(speed, "zloss")[0]) == ([pytest.approx(0.9)], [1])
+    assert not lines(speed, "none")
+
+
+def test_the_decision_is_grouped_by_setting_and_cut_where_it_is_long(tmp_path: Path, style: None) -> None:
+    for width in range(15):
+        for arm in ARMS[:2]:
+            for lr in LRS[:2]:
+                write_run(tmp_path, arm, lr, loss=2.0, config={"model": {"d_model": width}})
+    figure = decision(read(tmp_path))
+    assert figure
+    rows = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert rows[:4] == ["d_model=0", "none", "qknorm", "d_model=1"]
+    assert len(rows) == 40
+    assert figure.get_suptitle() == "the first 40 of 45 rows"
 
 
 # Differences

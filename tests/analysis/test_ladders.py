@@ -95,10 +95,10 @@ def test_tuned_compares_each_arm_at_its_own_best(make_run, tmp_path: Path) -> No
             for seed in range(3):
                 make_run(f"{arm}{lr}{seed}", [] if arm == "none" else [arm], lr, seed, loss + 0.01 * seed)
     comparison = compare(find_runs([tmp_path])[0])
-    by_arm = {ladder.arm: ladder for ladder in comparison.ladders}
-    difference = tuned(comparison, by_arm["qknorm"], by_arm["none"])
-    assert difference is not None
-    assert difference.value == pytest.approx(-0.1)
+    (one,) = tuned(comparison)
+    assert (one.ladder.arm, one.base.arm) == ("qknorm", "none")
+    assert one.difference is not None
+    assert one.difference.value == pytest.approx(-0.1)
     (sentence,) = decision(comparison)
     assert "at its best learning rate (0.01) 0.1 below" in sentence
     assert "none at its own (0.001)" in sentence

@@ -48,6 +48,8 @@ def test_a_claim_says_what_where_and_how(claim: Claim) -> None:
     assert test["kind"] in KINDS
     assert claim.statement
     assert claim.source.keys() & {"paper", "text"}
+    assert claim.source.keys() <= {"paper", "text", "where"}  # an unquoted comma makes another key, or another caveat
+    assert all(caveat[0].isupper() and caveat[-1] == "." for caveat in map(str.strip, claim.caveats))
     assert claim.values
     assert not isinstance(test.get("direction"), bool)
     if test["kind"] not in ("exact", "equivalence", "spikes", "not_built"):
@@ -76,6 +78,7 @@ def test_a_part_is_whole(part: Part) -> None:
     assert bool(part.arms) != bool(part.compute)
     assert {part.metric, *part.show} <= METRICS
     assert f"{part.delta:g}" in ("0.5", "1", "2")
+    assert set(part.figures) <= {"decision", "loss_over_lr", "curves", "attention_logits", "differences"}
     assert "log_injected_ratio" not in (part.metric, *part.show) or part.injected
     for scale, size in part.scales.items():
         if scale == "cpu":

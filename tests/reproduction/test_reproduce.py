@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from stability_lab.analysis import figures
 from stability_lab.analysis.verdicts import CONTRADICTS
 from stability_lab.reproduction import jobs
 
@@ -69,7 +71,15 @@ def test_sizes_of_the_papers_need_no_gpu_to_be_shown(run_command, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_command) -> None:
+def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_command, monkeypatch) -> None:
+    drawn = []
+    draw = figures.draw
+
+    def noted(comparison, *args, **options):
+        drawn.append(comparison.grouping.arms)
+        return draw(comparison, *args, **options)
+
+    monkeypatch.setattr(figures, "draw", noted)
     shown = run_command("reproduce", "tiny", "--part", "all")
     assert shown.code == 0, shown.err
     assert "equal within 5" in shown.out
@@ -79,7 +89,12 @@ def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_comman
     page = (out / "tiny.md").read_bytes()
     data = {name: content for name, content in files(out).items() if name.startswith("data/")}
     assert set(data) == {"data/tiny_norms_cpu.jsonl", "data/tiny_ladder_cpu.jsonl"}
-    assert (out / "figures" / "tiny_norms_cpu" / "curves.png").is_file()
+    pictures = re.findall(r"!\[[^]]+\]\((figures/[^)]+)\)", page.decode())
+    names = ("ladder_cpu/differences", "ladder_cpu/curves", "norms_cpu/differences", "norms_cpu/curves")
+    assert pictures == [f"figures/tiny_{name}.png" for name in names]
+    assert all((out / picture).is_file() for picture in pictures)
+    # Figures call arms as the tables do, and not by their stabilizers, of which `layernorm` has none here.
+    assert drawn == [("layernorm", "rmsnorm"), ("none", "qknorm")]
     assert b"not built yet" in page
     assert b"a\\|b 0.5 \xc2\xb10.1" in page
     norms = [json.loads(line) for line in data["data/tiny_norms_cpu.jsonl"].splitlines()]

@@ -15,29 +15,32 @@ from stability_lab.config import ConfigError
 FORMATS = ("png", "svg", "pdf")
 
 
-def draw(comparison: Comparison, folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
+def draw(
+    comparison: Comparison, folder: Path, formats: Sequence[str] | None = None, only: Sequence[str] | None = None
+) -> list[Path]:
     """Draw the figures that the runs allow into `folder`, which is made, and return their files.
 
-    Each is drawn in each of `formats` (default png); a file of the same name is replaced. ConfigError where the folder
-    cannot be made or written.
+    Each is drawn in each of `formats` (default png), or those of `only`; a file of the same name is replaced.
+    ConfigError where the folder cannot be made or written.
     """
     # Made first: that it cannot be is said before minutes of drawing.
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _fault(folder, "made", error) from error
-    from stability_lab.analysis.figures import attention, curves, differences, learning_rate, style
+    from stability_lab.analysis.figures import attention, curves, decision, differences, learning_rate, style
 
     figures = {
+        "decision": decision.decision,
         "loss_over_lr": learning_rate.loss_over_lr,
         "curves": curves.curves,
         "attention_logits": attention.attention_logits,
         "differences": differences.differences,
     }
     written = []
-    for name, make in figures.items():
+    for name in figures if only is None else only:
         with style.applied():
-            figure = make(comparison)
+            figure = figures[name](comparison)
             if figure is None:
                 continue
             for kind in dict.fromkeys(formats or FORMATS[:1]):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from stability_lab.analysis.comparison import Comparison, Row
 from stability_lab.analysis.figures.style import (
     WIDTH,
-    Look,
     entry,
+    interval,
     label,
     legend,
     looks,
@@ -53,7 +52,8 @@ def differences(comparison: Comparison) -> Figure | None:
     axes.axvline(0, color="0.2", linewidth=0.8, zorder=1)
     look = looks(comparison.grouping.arms)
     for line, row in rows:
-        _interval(axes, line.y, row, look[row.cell.arm], limits)
+        if row.difference:
+            interval(axes, line.y, look[row.cell.arm], row.difference, _significant(row), row.cell.arm)
         axes.text(1.02, line.y, _words(row), transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.yaxis.set_major_locator(FixedLocator([line.y for line in lines]))
     axes.set_yticklabels([line.text for line in lines])
@@ -105,25 +105,6 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     ends = [end for d in known for end in (d.value, d.low, d.high) if end is not None]
     low, high = view([*ends, 0.0]) or (0.0, 0.0)
     return padded(min(low, 0.0), max(high, 0.0))
-
-
-def _interval(axes: Axes, y: float, row: Row, look: Look, limits: tuple[float, float]) -> None:
-    """The mean difference and its interval; an arrow at the edge where one of them lies beyond it."""
-    difference = row.difference
-    if difference is None:
-        return
-    low, high = limits
-    ends = (difference.low, difference.high)
-    if ends[0] is not None and ends[1] is not None:
-        axes.plot([max(ends[0], low), min(ends[1], high)], [y, y], color=look.colour, linewidth=1.2, label="interval")
-    beyond = [end for end in (*ends, difference.value) if end is not None]
-    arrow = {"color": look.colour, "markersize": 4, "linestyle": "none", "clip_on": False, "label": "beyond"}
-    if min(beyond) < low:
-        axes.plot(low, y, marker=8, **arrow)  # CARETLEFTBASE
-    if max(beyond) > high:
-        axes.plot(high, y, marker=9, **arrow)
-    if low <= difference.value <= high:
-        axes.plot(difference.value, y, label=row.cell.arm, **look.point(filled=_significant(row)))
 
 
 def _significant(row: Row) -> bool:

@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from stability_lab.analysis.grouping import Grouping, short, shown_value
 from stability_lab.analysis.sources import shown
+from stability_lab.analysis.statistics import Difference, Mean
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which is too pale for lines.
 # Black is the baseline's. Markers and dashes repeat the distinction for print in black and white.
@@ -127,6 +128,25 @@ def save(figure: Figure, path: Path) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# Marks
+
+
+def interval(axes: Axes, y: float, look: Look, found: Difference | Mean, filled: bool, name: str) -> None:
+    """A value at height `y` with its interval, as far as the axis goes; an arrow at the edge where they lie beyond."""
+    low, high = axes.get_xlim()
+    if found.low is not None and found.high is not None:
+        ends = [max(found.low, low), min(found.high, high)]
+        axes.plot(ends, [y, y], color=look.colour, linewidth=1.2, label="interval")
+    beyond = [end for end in (found.low, found.high, found.value) if end is not None]
+    arrow = {"color": look.colour, "markersize": 4, "linestyle": "none", "clip_on": False, "label": "beyond"}
+    if min(beyond) < low:
+        axes.plot(low, y, marker=8, **arrow)  # CARETLEFTBASE
+    if max(beyond) > high:
+        axes.plot(high, y, marker=9, **arrow)
+    if low <= found.value <= high:
+        axes.plot(found.value, y, label=name, **look.point(filled))
 
 
 # Texts
