@@ -10,6 +10,7 @@ import itertools
 import os
 import platform
 import sysconfig
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +88,41 @@ def split_documents(documents: Documents, val_every: int) -> tuple[Documents, Do
 
 
 @dataclass(frozen=True)
-class Sotu:
+class _Installed(ABC):
+    """Text that is on the machine already: it is small, and its documents are read whole."""
+
+    val_every: int = 20
+
+    def __post_init__(self) -> None:
+        check_val_every(self.val_every)
+
+    @abstractmethod
+    def documents(self) -> Documents: ...
+
+    @abstractmethod
+    def about(self) -> dict[str, str | int]: ...
+
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
+
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        return iter(self.documents()[skip:])
+
+    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
+        return _description(self.about(), self.documents() if documents is None else documents)
+
+
+@dataclass(frozen=True)
+class Sotu(_Installed):
     """U.S. presidents' annual messages, 1790 to 2026: 249 documents, 12.2 MB of English, sorted by year.
 
     The text is in the package `sotu` (0.1.2, pinned by hash). Works of the U.S. government, public domain.
     """
 
     name: ClassVar[str] = "sotu"
-    val_every: int = 20
-
-    def __post_init__(self) -> None:
-        check_val_every(self.val_every)
 
     def documents(self) -> Documents:
         """The speeches; ConfigError if the package is missing, damaged or holds another text."""
@@ -120,15 +145,6 @@ class Sotu:
             )
         return documents
 
-    def identity(self) -> dict[str, Any]:
-        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
-
-    def holds_out(self, number: int) -> bool:
-        return number % self.val_every == 0
-
-    def iterate(self, skip: int = 0) -> Iterator[Document]:
-        return iter(self.documents()[skip:])
-
     def about(self) -> dict[str, str | int]:
         return {
             "name": self.name,
@@ -137,22 +153,15 @@ class Sotu:
             "licence": "public domain (works of the U.S. government)",
         }
 
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(self.about(), self.documents() if documents is None else documents)
-
 
 @dataclass(frozen=True)
-class Stdlib:
+class Stdlib(_Installed):
     """The running interpreter's own Python sources, without tests.
 
     It differs between Python releases, so runs compare only within one: version and hash are recorded.
     """
 
     name: ClassVar[str] = "stdlib"
-    val_every: int = 20
-
-    def __post_init__(self) -> None:
-        check_val_every(self.val_every)
 
     def documents(self) -> Documents:
         """The `.py` files below the standard library's folder that are UTF-8, sorted by relative path."""
@@ -172,15 +181,6 @@ class Stdlib:
             raise ConfigError(f"data=stdlib: {root} holds no Python sources; use data=sotu.")
         return sorted(documents)
 
-    def identity(self) -> dict[str, Any]:
-        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
-
-    def holds_out(self, number: int) -> bool:
-        return number % self.val_every == 0
-
-    def iterate(self, skip: int = 0) -> Iterator[Document]:
-        return iter(self.documents()[skip:])
-
     def about(self) -> dict[str, str | int]:
         return {
             "name": self.name,
@@ -188,9 +188,6 @@ class Stdlib:
             "source": "standard library of the running interpreter, without tests",
             "licence": "PSF-2.0",
         }
-
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(self.about(), self.documents() if documents is None else documents)
 
 
 @dataclass(frozen=True)
