@@ -28,6 +28,8 @@ from stability_lab.config import ConfigError, TrainConfig, config_dir, did_you_m
 
 STABILIZER = "stabilizer"
 MOST_JOBS = 10_000
+# Hydra would make these folders and leave them empty.
+_HYDRAS_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 _SHOWS_SOMETHING = ("help", "hydra_help", "cfg", "info", "shell_completion", "version")
 
 
@@ -205,6 +207,8 @@ def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> lis
     for override in overrides:
         key = override.key_or_group
         line = override.input_line or ""
+        if key in _HYDRAS_FOLDERS:
+            raise ConfigError(f"{line}: a run makes its own folder; choose with output_dir, group and run_name")
         if override.package is not None and (key == STABILIZER or key not in groups):
             raise ConfigError(f"{line}: '@{override.package}' has no meaning here; leave it out")
         if key == STABILIZER and not override.is_delete():

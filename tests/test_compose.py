@@ -236,6 +236,11 @@ def test_a_sweep_over_quoted_values() -> None:
     [
         (["seed=1,2"], "seed=1,2: several values need a sweep; add -m"),
         (["+stabilizer=none,qknorm"], "several values need a sweep; add -m"),
+        (
+            ["hydra.run.dir=x"],
+            "hydra.run.dir=x: a run makes its own folder; choose with output_dir, group and run_name",
+        ),
+        (["-m", "hydra.sweep.dir=x", "seed=1,2"], "hydra.sweep.dir=x: a run makes its own folder"),
         (["schedule=glob(*)"], "several values need a sweep; add -m"),
         (["model=gpt_nao"], "model=gpt_nao is not an option: did you mean gpt_nano?"),
         (["-m", "model=gpt_nano,gpt_nao"], "model=gpt_nao is not an option: did you mean gpt_nano?"),
