@@ -1,7 +1,7 @@
 """Fills the generated parts of README.md: the table of stabilizers and, from a sweep's folder, the comparison.
 
 python scripts/readme.py                  the table of stabilizers
-python scripts/readme.py SWEEP            also the comparison, with docs/images/comparison.png and curves.png
+python scripts/readme.py SWEEP            also the comparison, with decision.png, comparison.png and curves.png in docs/images
 """
 
 import shutil
@@ -18,7 +18,7 @@ from stability_lab.analysis.tables import Table, escape_markdown, markdown_table
 from stability_lab.listing import stabilizers
 
 ROOT = Path(__file__).resolve().parent.parent
-IMAGES = {"loss_over_lr": "comparison", "curves": "curves"}
+IMAGES = {"decision": "decision", "loss_over_lr": "comparison", "curves": "curves"}
 ALT = {
     "loss_over_lr": "Validation loss and largest attention logit over learning rate, for each stabilizer",
     "curves": "Training loss and gradient norm over steps at the highest learning rate, for each stabilizer",
@@ -45,9 +45,8 @@ def stabilizer_table() -> str:
 def comparison_part(sweep: Path) -> str:
     comparison = compare(find_runs([sweep])[0])
     with tempfile.TemporaryDirectory() as folder:
-        for path in draw(comparison, Path(folder), None):
-            if path.stem in IMAGES:
-                shutil.copy(path, ROOT / "docs" / "images" / f"{IMAGES[path.stem]}.png")
+        for path in draw(comparison, Path(folder), only=tuple(IMAGES)):
+            shutil.copy(path, ROOT / "docs" / "images" / f"{IMAGES[path.stem]}.png")
     made = {table.title: table for table in tables(comparison)}
     parts = [f"![{ALT['loss_over_lr']}](docs/images/comparison.png)"]
     parts += [_titled(made[title]) for title in ("Loss", "Learning rates", "Stability and cost")]
