@@ -1,7 +1,7 @@
 """Fills the generated parts of README.md: the table of stabilizers and, from a sweep's folder, the comparison.
 
 python scripts/readme.py                  the table of stabilizers
-python scripts/readme.py SWEEP            also the comparison, with decision.png, comparison.png and curves.png in docs/images
+python scripts/readme.py SWEEP            also the comparison and its three pictures in docs/images
 """
 
 import shutil

@@ -58,13 +58,12 @@ def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
 
 
 def shown(finding: Finding) -> str:
-    """`-0.031 [-0.044, -0.018]`, as far as there is an interval."""
-    if finding.value is None:
-        return MISSING
+    """`-0.031 [-0.044, -0.018]`, as far as there is an interval, or as there is a middle."""
     if finding.low is None or finding.high is None:
-        return _number(finding.value, 5)  # enough to see the tolerance of every exact claim
-    value, low, high = (_number(x, 3) for x in (finding.value, finding.low, finding.high))
-    return f"{value} [{low}, {high}]"
+        # Enough digits to see the tolerance of every exact claim.
+        return MISSING if finding.value is None else _number(finding.value, 5)
+    interval = f"[{_number(finding.low, 3)}, {_number(finding.high, 3)}]"
+    return interval if finding.value is None else f"{_number(finding.value, 3)} {interval}"
 
 
 def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequence[Judged]) -> str:
@@ -182,7 +181,7 @@ def _verdict(finding: Finding) -> str:
 def _number(value: float, digits: int) -> str:
     """Significant digits; whole numbers and those of four digits before the point are whole."""
     if not math.isfinite(value):
-        return str(value)
+        return str(value).replace("inf", "∞")
     if abs(value) < 1e6 and (value == round(value) or abs(value) >= 1000):
         return f"{value:.0f}"
     return f"{value:.{digits}g}"

@@ -74,7 +74,8 @@ def test_what_was_computed_and_how_it_was_run(text: str) -> None:
         (Finding("", 3.99999992), "4"),
         (Finding("", 1500.0), "1500"),
         (Finding("", -0.0317, -0.0411, -0.02229), "-0.0317 [-0.0411, -0.0223]"),
-        (Finding("", 1306.3, -4313.3, float("inf")), "1306 [-4313, inf]"),
+        (Finding("", 1306.3, -4313.3, float("inf")), "1306 [-4313, ∞]"),
+        (Finding("", None, 1.0, float("inf")), "[1, ∞]"),
         (Finding(""), "-"),
     ],
 )
