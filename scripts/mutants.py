@@ -826,6 +826,30 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{TEST_HF_TOKENIZER}::test_workers_get_an_equal_one",
     ),
     Mutant(TEXT, 'file.read(2) == b"\\x1f\\x8b"', "False", f"{TEST_TEXT}::test_rows_are_documents"),
+    Mutant(
+        f"{FIGURES}/decision.py",
+        "change and change.significant",
+        "change",
+        f"{TEST_FIGURES}::test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved",
+    ),
+    Mutant(
+        f"{FIGURES}/decision.py",
+        "loss <= lowest + EDGE_NATS",
+        "loss <= lowest + 1",
+        f"{TEST_FIGURES}::test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved",
+    ),
+    Mutant(
+        "stability_lab/analysis/decision.py",
+        "difference_by_seed(_at_best(comparison, ladder), _at_best(comparison, other), comparison.paired)",
+        "difference_by_seed(_at_best(comparison, other), _at_best(comparison, ladder), comparison.paired)",
+        f"{TEST_LADDERS}::test_tuned_compares_each_arm_at_its_own_best",
+    ),
+    Mutant(
+        LADDERS,
+        "differences = family([ladder.difference for ladder in result])",
+        "differences = [ladder.difference for ladder in result]",
+        f"{TEST_FIGURES}::test_the_decision_is_that_of_the_sentences",
+    ),
 )
 
 

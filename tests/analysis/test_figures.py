@@ -561,8 +561,11 @@ def test_the_decision_is_that_of_the_sentences(sweep: Path, style: None) -> None
         mean = ladders[arm].sensitivity
         assert mean
         assert xy(point) == ([mean.value], [y])
+        change = ladders[arm].difference
+        assert (point.get_markerfacecolor() != "white") is (change is None or bool(change.significant))
         (interval,) = (line for line in lines(sensitivity, "interval") if xy(line)[1] == [y, y])
         assert xy(interval)[0] == [mean.low, mean.high]
+    assert lines(sensitivity, "qknorm")[0].get_markerfacecolor() != "white"
     for y, one in enumerate(tuned(comparison), start=1):
         assert one.difference
         assert one.difference.significant
@@ -586,8 +589,8 @@ def test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved(tmp_path:
             write_run(tmp_path, "zloss", lr, seed, loss + 0.2 * (seed % 2), summary={"tokens_per_s": 900.0})
     figure = decision(read(tmp_path))
     assert figure
-    best, _, rates, speed = figure.axes
-    assert lines(best, "zloss")[0].get_markerfacecolor() == "white"
+    best, sensitivity, rates, speed = figure.axes
+    assert [lines(axes, "zloss")[0].get_markerfacecolor() for axes in (best, sensitivity)] == ["white", "white"]
     assert [xy(line) for line in lines(rates, "far")] == [([1e-2], [0]), ([1e-2], [1])]
     assert xy(lines(speed, "zloss")[0]) == ([pytest.approx(0.9)], [1])
     assert not lines(speed, "none")
