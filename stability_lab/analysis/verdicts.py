@@ -80,7 +80,10 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
             return Finding(NOT_RESOLVABLE, *interval, f"the published difference would take {_seeds(needed)}")
     elif d.seeds_needed is None:
         return Finding(NOT_RESOLVABLE, *interval, f"a difference of this size would take {_seeds(None)}")
-    return Finding(SAME if same else OPPOSITE, *interval, f"it would take {_seeds(d.seeds_needed)}")
+    detail = f"it would take {_seeds(d.seeds_needed)}"
+    if effect and d.low is not None and d.high is not None and not d.low <= effect <= d.high:
+        detail += f"; the published {effect:.3g} is outside of the interval"
+    return Finding(SAME if same else OPPOSITE, *interval, detail)
 
 
 def _seeds_for(d: Difference, effect: float) -> int | None:

@@ -83,7 +83,11 @@ def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() ->
         NOT_RESOLVABLE,
         f"the published difference would take about {needed} seeds",
     )
-    assert signed(d, -1, effect=-1.0).verdict == SAME
+    found = signed(d, -1, effect=-1.0)
+    assert found.verdict == SAME
+    assert found.detail.endswith(" seeds; the published -1 is outside of the interval")
+    # A published difference inside of it is no news.
+    assert signed(d, -1, effect=2 * d.value).detail.endswith("seeds")
     # What is resolved stays so, however small the published difference is.
     assert signed(paired_difference(LOW, HIGH), -1, effect=-1e-6).verdict == SAME_RESOLVED
 
