@@ -183,6 +183,7 @@ def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith(f"usage: stability_lab {name}")
 
 
+@pytest.mark.slow
 def test_train_help_shows_examples_groups_and_keys(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:  # Hydra's way to end after its help
         cli.run(["train", "--help"])
@@ -238,6 +239,7 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     assert cli.run(["stabilizers"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["--help"], ["stabilizers"]])
 def test_a_full_disk_below_the_output_is_one_sentence(arguments: list[str]) -> None:

@@ -42,6 +42,7 @@ def summaries(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index(["arm", "seed"])["val/loss"]  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 def test_runs_of_train_are_pairs_and_tested_as_scipy_does(sweep: Path, capsys) -> None:
     content = json.loads(out(capsys, str(sweep), "--format", "json"))
@@ -58,6 +59,7 @@ def test_runs_of_train_are_pairs_and_tested_as_scipy_does(sweep: Path, capsys) -
     assert row["pairs"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_another_seed_of_weights_started_is_no_pair(sweep: Path, capsys, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(sweep, copy)
@@ -71,6 +73,7 @@ def test_a_run_that_another_seed_of_weights_started_is_no_pair(sweep: Path, caps
     assert "Welch" in made
 
 
+@pytest.mark.slow
 def test_every_format_goes_to_a_file(sweep: Path, capsys, tmp_path: Path) -> None:
     for form in ("table", "md", "latex", "csv", "json"):
         target = tmp_path / f"made.{form}"
@@ -78,6 +81,7 @@ def test_every_format_goes_to_a_file(sweep: Path, capsys, tmp_path: Path) -> Non
         assert "qknorm" in target.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -100,6 +104,7 @@ def test_bad_input_is_one_sentence(sweep: Path, capsys, words: list[str], messag
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_next_commands_are_ones_that_train_takes(sweep: Path, capsys) -> None:
     from stability_lab.compose import compose_jobs, read_command_line
 
@@ -113,6 +118,7 @@ def test_the_next_commands_are_ones_that_train_takes(sweep: Path, capsys) -> Non
     assert {len(job.config.stabilizer) for job in jobs} == {0, 1}
 
 
+@pytest.mark.slow
 def test_runs_lists_what_is_there(sweep: Path, capsys) -> None:
     capsys.readouterr()
     assert run(["runs", str(sweep)]) == 0

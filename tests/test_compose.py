@@ -107,6 +107,7 @@ def test_the_baseline(arguments: list[str]) -> None:
     assert one(*arguments).config.stabilizer == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sets"),
     [
@@ -210,6 +211,7 @@ def test_a_number_may_be_written_as_one_likes() -> None:
     assert one("trainer.grad_clip=null").config.trainer.grad_clip is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "value"),
     [

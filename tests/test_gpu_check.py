@@ -104,6 +104,7 @@ def test_without_a_gpu_it_fails_and_says_so(tmp_path, monkeypatch):
     assert outcome["found"]["device"] == "cpu"  # what was found before stays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +135,7 @@ if name == "speed":
 """
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_or_hangs_stops_no_other(tmp_path, monkeypatch, capsys):
     script = tmp_path / "section.py"
     script.write_text(SECTION)

@@ -52,6 +52,7 @@ def test_json_has_every_stabilizer_with_its_defaults(capsys: pytest.CaptureFixtu
             assert row["paper"], name
 
 
+@pytest.mark.slow
 def test_parameters_are_shown_as_they_are_written_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

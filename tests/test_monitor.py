@@ -212,6 +212,7 @@ def test_run_is_read_like_one_of_ours(tmp_path: Path, model: nn.Module) -> None:
     assert (first.metric("val/loss"), first.initial("val/loss"), second.seed) == (2.0, 3.0, 4)
 
 
+@pytest.mark.slow
 def test_summary_has_the_structure_of_a_run_of_ours(
     tmp_path: Path, model: nn.Module, tiny_overrides: tuple[str, ...]
 ) -> None:

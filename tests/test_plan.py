@@ -103,6 +103,7 @@ def test_parameters_that_each_stabilizer_adds(of) -> None:
     assert of()["parameters"]["added_by"] == {}
 
 
+@pytest.mark.slow
 def test_factors_of_each_layer(of) -> None:
     assert of()["layer_factors"] == {}
     root = 1 / math.sqrt(2)
@@ -192,6 +193,7 @@ def test_a_sweep_measures_what_is_alike_once(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_past_its_time_a_sweep_is_scaled_by_flops(
     capsys: pytest.CaptureFixture[str],
     tiny_overrides: tuple[str, ...],
@@ -223,6 +225,7 @@ def test_long_steps_are_scaled_from_one_micro_batch(tiny_config, monkeypatch: py
     assert timing.step_s > 5 * one.step_s
 
 
+@pytest.mark.slow
 def test_what_makes_two_jobs_alike(tiny_config) -> None:
     capped = ("+stabilizer=softcap", "stabilizer.softcap.cap=50")
     key = speed_key(tiny_config(*capped))

@@ -166,6 +166,7 @@ def test_another_configuration_is_refused(copy: Path, override: str, sentence: s
     assert contents(copy) == before
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_the_run_has_done_are_refused(here: Path, tiny_overrides, run_command) -> None:
     assert run_command("train", *tiny_overrides, "output_dir=.", "run_name=a").code == 0
     shown = run_command("train", "resume=runs/a", "trainer.max_steps=3")
@@ -202,6 +203,7 @@ def test_logging_and_names_may_change(copy: Path, whole: Path, run_command) -> N
     )
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_with_a_notice(copy: Path, run_command) -> None:
     fingerprint = read(copy / "manifest.json")["fingerprint"]
     shown = run_command("train", "resume=copy", "trainer.max_steps=40")
@@ -218,6 +220,7 @@ def test_more_steps_go_on_with_a_notice(copy: Path, run_command) -> None:
     assert manifest["resumes"][0]["fingerprint_before"] == fingerprint
 
 
+@pytest.mark.slow
 def test_a_completed_run_goes_on_to_more_steps_and_else_not(whole: Path, here: Path, run_command) -> None:
     copy = Path(shutil.copytree(whole, here / "copy"))
     before = contents(copy)
@@ -230,6 +233,7 @@ def test_a_completed_run_goes_on_to_more_steps_and_else_not(whole: Path, here: P
     assert measured(copy)[:24] == measured(whole)
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_finished(here: Path, tiny_overrides, run_command) -> None:
     words = ("debug.inject=nan_grad@3", "run_name=a", "trainer.checkpoint_every=1")
     assert run_command("train", *tiny_overrides, *words).code == 3
@@ -240,6 +244,7 @@ def test_a_diverged_run_is_finished(here: Path, tiny_overrides, run_command) -> 
     assert contents(here / "outputs") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     copy: Path, whole: Path, name: str, run_command
@@ -255,6 +260,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert (copy / "checkpoints" / "damaged-1").is_dir()
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_run_starts_over(copy: Path, whole: Path, run_command) -> None:
     shutil.rmtree(copy / "checkpoints")
     shown = run_command("train", "resume=copy")
@@ -264,6 +270,7 @@ def test_without_a_checkpoint_the_run_starts_over(copy: Path, whole: Path, run_c
     assert len(read_rows(copy / "metrics.jsonl.after-step-0-1")) == 16
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_no_weights_starts_over_and_says_why(here: Path, tiny_overrides, run_command) -> None:
     words = (*tiny_overrides, "trainer.save_weights=false", "run_name=a", "debug.inject=raise@3")
     failed = run_command("train", *words)
@@ -280,6 +287,7 @@ def test_a_run_that_keeps_no_weights_starts_over_and_says_why(here: Path, tiny_o
     assert "debug.inject=kill_in_checkpoint: needs trainer.save_weights=true" in refused.err
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_how_to_go_on_and_does(here: Path, whole: Path, tiny_overrides, run_command) -> None:
     failed = run_command("train", *tiny_overrides, *HARD, "debug.inject=raise@15", "run_name=a")
     assert failed.code == 1
@@ -307,6 +315,7 @@ def test_other_data_is_refused(copy: Path, run_command) -> None:
     assert contents(copy) == before
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_is_said(copy: Path, run_command) -> None:
     shown = run_command("train", "resume=copy", "trainer.threads=2")
     torch.set_num_threads(1)
@@ -330,6 +339,7 @@ def test_a_foreign_class_is_not_imported(copy: Path, group: str, run_command) ->
     assert not (copy.parent / "stolen").exists()
 
 
+@pytest.mark.slow
 def test_nothing_in_it_leads_out_of_the_folder(copy: Path, here: Path, run_command) -> None:
     plain = yaml.safe_load((copy / "config.yaml").read_text(encoding="utf-8"))
     plain |= {"output_dir": str(here / "elsewhere"), "group": "other", "run_name": "other"}
@@ -366,6 +376,7 @@ def test_its_words_cannot_steer_the_terminal(copy: Path, run_command) -> None:
     assert "\x1b" not in shown.out + shown.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"history": []}, {"judged": "x"}, {"next_check": None}, {"step": 11}, {"sampler": {"__class__": "x"}}]
 )
@@ -428,6 +439,7 @@ def test_two_simultaneous_starts_run_once(copy: Path, whole: Path) -> None:
     assert_equal_runs(copy, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_alive_is_left_alone(copy: Path, run_command) -> None:
     script = (
         "import pathlib, sys; from stability_lab.lock import acquire\n"
@@ -455,6 +467,7 @@ def test_any_path_can_be_resumed(killed: Path, here: Path, name: str, run_comman
     assert read(folder / "summary.json")["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_new_run_of_if_exists_resume_is_said(here: Path, tiny_overrides, run_command) -> None:
     words = ("train", *tiny_overrides, "output_dir=.", "if_exists=resume", "trainer.max_steps=2")
     assert "notice: no run of this configuration is there yet" in run_command(*words).out

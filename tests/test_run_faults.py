@@ -17,6 +17,7 @@ TINY = [
 ]
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_saved_fail_the_run_and_keep_its_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +86,7 @@ def test_what_no_machine_can_hold_is_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_interval_beyond_the_run_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run([*TINY, "trainer.log_every=1000000000000"]) == 0

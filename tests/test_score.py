@@ -201,6 +201,7 @@ def test_a_missing_cell_doubles_no_event(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
+@pytest.mark.slow
 def test_faults_of_a_run_are_told_once(
     tmp_path: Path, tiny_overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

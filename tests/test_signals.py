@@ -69,6 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_overrides, run_command)
 CASES = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "word", "code"), CASES)
 def test_once_finishes_the_step_and_writes_a_checkpoint(
     here: Path, whole: Path, tiny_overrides, run_command, monkeypatch, capfd, number, word, code
@@ -89,6 +90,7 @@ def test_once_finishes_the_step_and_writes_a_checkpoint(
     assert not list(run.glob("*.after-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "word", "code"), CASES)
 def test_twice_stops_at_once_and_leaves_the_checkpoint_before(
     here: Path, whole: Path, tiny_overrides, run_command, monkeypatch, number, word, code
@@ -104,6 +106,7 @@ def test_twice_stops_at_once_and_leaves_the_checkpoint_before(
     assert rows(run) == rows(whole)
 
 
+@pytest.mark.slow
 def test_the_second_one_inside_a_checkpoint_leaves_the_one_before(
     here: Path, whole: Path, tiny_overrides, run_command, monkeypatch
 ) -> None:
@@ -135,6 +138,7 @@ def test_once_before_the_first_step_stops_at_once(here: Path, tiny_overrides, ru
     }
 
 
+@pytest.mark.slow
 def test_once_more_while_the_last_words_are_written(here: Path, tiny_overrides, run_command, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("stability_lab.run.summarise", lambda *_: send(signal.SIGTERM)())

@@ -34,6 +34,7 @@ def states(folder: Path) -> list[str]:
 FAULTS = "debug.inject=null,raise@3,nan_loss@5,null"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
@@ -52,6 +53,7 @@ def test_a_diverged_run_is_a_result_and_a_failed_one_an_error(
     assert result(tmp_path)["exit_code"] == code
 
 
+@pytest.mark.slow
 def test_an_error_is_told_at_once_and_in_the_table_and_in_the_jobs_own_log(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_sweep_over_a_further_key_knows_the_runs_that_are_there(words: list[st
     assert len([path for path in (tmp_path / "sweep").iterdir() if path.is_dir()]) == 4
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_out_of_memory_fails_alone_and_says_what_helps(words, tmp_path: Path, monkeypatch) -> None:
     import torch
 

@@ -209,6 +209,7 @@ def test_train_log_keeps_what_was_shown(run: Path, shown: Shown) -> None:
         assert line in log
 
 
+@pytest.mark.slow
 def test_the_same_command_again_makes_a_second_run(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     for _ in range(2):
         assert train(*tiny_overrides).code == 0
@@ -639,6 +640,7 @@ def test_a_whole_run_in_wandbs_own_reader(mirrored: tuple[Path, str]) -> None:
     assert any(axis.get("step_metric") == "step" for axis in axes), axes
 
 
+@pytest.mark.slow
 def test_a_mirror_lies_inside_the_run(mirrored: tuple[Path, str]) -> None:
     run, _ = mirrored
     assert {path.name for path in run.iterdir()} == FILES | {"wandb"}

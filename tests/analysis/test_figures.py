@@ -170,6 +170,7 @@ def test_a_users_matplotlibrc_changes_nothing(sweep: Path, tmp_path: Path) -> No
     assert other.read_bytes() == plain.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_unequal_lengths_are_no_pairs() -> None:
         paired_difference([1.0], [1.0, 2.0])
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 @pytest.mark.parametrize("seed", range(5))
 def test_holm_is_that_of_statsmodels(seed: int) -> None:

@@ -96,6 +96,7 @@ def as_events(folder: Path) -> Path:
     return folder / "tb"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [as_csv, as_jsonl, as_json, as_trainer_state, as_parquet, as_wandb])
 def test_every_format_gives_the_same_log(write: Any, tmp_path: Path) -> None:
     check(read_log(write(tmp_path)).log)
@@ -163,6 +164,7 @@ def test_an_event_file_that_is_damaged_before_its_end_is_refused(tmp_path: Path)
         read_log(file)
 
 
+@pytest.mark.slow
 def test_a_wandb_file_that_ends_early_is_read_and_says_so(tmp_path: Path) -> None:
     file = as_wandb(tmp_path)
     data = file.read_bytes()
@@ -174,6 +176,7 @@ def test_a_wandb_file_that_ends_early_is_read_and_says_so(tmp_path: Path) -> Non
     assert any(note.startswith("wandb reached the end of an incomplete") for note in notes)
 
 
+@pytest.mark.slow
 def test_a_wandb_file_that_is_damaged_says_so(tmp_path: Path) -> None:
     file = as_wandb(tmp_path, [{"step": i, "train/loss": 2.0} for i in range(1, 601)])
     assert len(read_source(file).rows) == 601  # one of them is the event

@@ -131,6 +131,7 @@ def test_equality_is_shown_or_refuted_or_neither_and_knows_no_order() -> None:
         equal(LOW, HIGH, 0)
 
 
+@pytest.mark.slow
 def test_the_pairs_that_equality_would_take_have_the_power_they_promise() -> None:
     found = equivalence(LOW, NEAR, 0.01)
     assert found.p is not None

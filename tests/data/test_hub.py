@@ -218,6 +218,7 @@ def test_rows_after_the_validation_split_without_any_text(tmp_path: Path) -> Non
             refused()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "expected"), [(2, 1), (59, 2), (200, 10), (20_000, 1000), (20_100, 1000)])
 @pytest.mark.parametrize("streaming", [True, False])
 def test_of_local_files_a_twentieth_is_validation(n: int, expected: int, streaming: bool, tmp_path: Path) -> None:

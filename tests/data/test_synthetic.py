@@ -150,6 +150,7 @@ def prepare_run(tiny_run, train_steps):
     return run, validate(run.model, run.eval_windows, 8, 0)["val/loss"]
 
 
+@pytest.mark.slow
 def test_a_chain_has_no_documents_to_keep_apart(tiny_run) -> None:
     message = "nothing is known to separate the documents of this data; leave it false, or choose other data"
     with pytest.raises(ConfigError, match=message):

@@ -92,6 +92,7 @@ def test_one_closure_a_map_and_one_mask_a_length():
     assert flex.causal_mask(16, device) is not flex.causal_mask(17, device)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_shapes_stays_within_the_recompile_limit(without_kernels):
     # A run has four shapes: training, validation, its last batch, and the probe. Three runs of a sweep share a process.
     score_mod = SoftCap(2.0)
@@ -102,6 +103,7 @@ def test_a_sweep_over_shapes_stays_within_the_recompile_limit(without_kernels):
 
 
 # torch's own tracer instantiates the class of a custom backward pass and warns of it; other warnings are errors.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_inside_a_compiled_model_it_is_silent_and_the_same(without_kernels, tiny_config):
     model = build(tiny_config("+stabilizer=softcap", "model.n_heads=2"))

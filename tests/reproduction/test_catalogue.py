@@ -92,6 +92,7 @@ def test_a_part_is_whole(part: Part) -> None:
             assert len(size.seeds) >= 3, "a claim rests on a mean"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "scale"), RUN, ids=label)
 def test_every_run_of_a_preset_composes(part: Part, scale: str) -> None:
     made = sweeps(part, scale)
@@ -106,6 +107,7 @@ def test_every_run_of_a_preset_composes(part: Part, scale: str) -> None:
         assert (job.composed.config.trainer.device == "cpu") == (scale == "cpu")
 
 
+@pytest.mark.slow
 def test_rates_and_seeds_are_set_as_composing_sets_them() -> None:
     part = find("small_scale_proxies").parts["lr_sensitivity"]
     (sweep,) = [

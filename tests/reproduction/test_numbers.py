@@ -64,11 +64,13 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_number_is_that_of_its_formula(name: str, found: dict[str, Value]) -> None:
     assert found[name] == pytest.approx(SINGLE[name], rel=3e-8, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_all_that_is_computed_is_tested_and_claimed(found: dict[str, Value]) -> None:
     assert set(found) == SINGLE.keys() | DRAWN
     tests = [claim.test for claim in claims() if claim.parts == ("numbers",)]
@@ -77,6 +79,7 @@ def test_all_that_is_computed_is_tested_and_claimed(found: dict[str, Value]) -> 
     } == set(found)
 
 
+@pytest.mark.slow
 def test_the_variance_of_a_dot_product_is_the_number_of_its_terms(found: dict[str, Value]) -> None:
     ratio = found["variance_over_head_dim"]
     assert isinstance(ratio, float)
@@ -84,6 +87,7 @@ def test_the_variance_of_a_dot_product_is_the_number_of_its_terms(found: dict[st
     assert abs(ratio - 1) < 5 * math.sqrt((2 + 6 / 4) / 200_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [64, 1024])
 @pytest.mark.parametrize("name", ["scaled", "unscaled"])
 def test_the_gradient_through_a_softmax_is_that_of_its_jacobian(name: str, d: int, found: dict[str, Value]) -> None:
@@ -101,6 +105,7 @@ def test_the_gradient_through_a_softmax_is_that_of_its_jacobian(name: str, d: in
     assert np.mean(values) == pytest.approx(norms.mean(), abs=5 * error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "factor"), [("entropy_factor_2", 2.0), ("entropy_factor_half", 0.5)])
 def test_entropy_is_that_of_a_naive_softmax(name: str, factor: float, found: dict[str, Value]) -> None:
     rng = np.random.default_rng(1)

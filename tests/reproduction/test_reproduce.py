@@ -48,6 +48,7 @@ def test_bad_input_is_one_sentence(words, sentence, run_command, tmp_path, monke
     assert files(tmp_path) == {"file": b"mine"}
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_commands_sizes_and_time_and_touches_nothing(tiny, run_command) -> None:
     shown = run_command("reproduce", "tiny", "--part", "all", "--dry-run")
     assert shown.code == 0, shown.err
@@ -59,6 +60,7 @@ def test_a_dry_run_shows_commands_sizes_and_time_and_touches_nothing(tiny, run_c
     assert "total" in shown.out
 
 
+@pytest.mark.slow
 def test_sizes_of_the_papers_need_no_gpu_to_be_shown(run_command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jobs, "_has_cuda", lambda: False)

@@ -204,6 +204,7 @@ def test_fused_attention_is_refused_where_it_would_drop_the_stabilizer(name):
 
 
 # torch's own tracer instantiates the class of a custom backward pass and warns of it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_traces_as_one_graph(run):
     torch.compiler.reset()  # otherwise the models of this module add up to torch's limit of recompilations

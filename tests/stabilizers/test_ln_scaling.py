@@ -39,6 +39,7 @@ def test_it_acts_on_the_input_of_both_branches(tiny_config):
     assert (on_output - expected).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also", [[], ["rmsnorm"], ["perinorm"]], ids=str)
 def test_largest_logit_of_the_second_layer_is_half_the_baselines(tiny_run, also):
     scaled = tiny_run(f"+stabilizer=[{','.join(['ln_scaling', *also])}]", WIDE)

@@ -87,6 +87,7 @@ def service_of(pid):
     return found
 
 
+@pytest.mark.slow
 def test_two_offline_runs_of_one_process_read_back(tmp_path, environment):
     folders = [tmp_path / "out" / name for name in ("a", "b")]
     for folder in folders:
@@ -158,6 +159,7 @@ def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
         assert first["run"]["resume"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "online"])
 def test_no_key_on_a_terminal_never_asks(tmp_path, environment, mode):
     ours, theirs = pty.openpty()
@@ -215,6 +217,7 @@ class Refuse(http.server.BaseHTTPRequestHandler):
         del format, args
 
 
+@pytest.mark.slow
 def test_refused_key_goes_offline(tmp_path, environment):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -236,6 +239,7 @@ def test_refused_key_goes_offline(tmp_path, environment):
     assert hint == f"HINT wandb sync {run}"
 
 
+@pytest.mark.slow
 def test_unknown_host_goes_offline_at_once(tmp_path, environment):
     environment["WANDB_BASE_URL"] = "https://wandb.invalid"
     environment["WANDB_API_KEY"] = FAKE_KEY
@@ -245,6 +249,7 @@ def test_unknown_host_goes_offline_at_once(tmp_path, environment):
     assert "cannot be reached" in shown.stderr
 
 
+@pytest.mark.slow
 def test_malformed_key_goes_offline(tmp_path, environment):
     environment["WANDB_API_KEY"] = "short"
     shown = start_runs(environment, {}, tmp_path)

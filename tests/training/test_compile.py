@@ -98,6 +98,7 @@ SWEEP: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["block", "full"])
 @pytest.mark.parametrize("names", [*list(SWEEP)[:2], pytest.param("attn_scale", marks=pytest.mark.slow)])
 def test_the_second_run_of_a_sweep_compiles_nothing(names, how, losses, compile_with):

@@ -151,6 +151,7 @@ def test_summary_of_a_run_without_a_step():
 SHORT = ("trainer.max_steps=6", "trainer.log_every=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["nan_grad@3", "nan_loss@3", "inf_loss@3"])
 def test_a_bad_step_stops_the_run_and_changes_nothing(trained, fault):
     result = trained(*SHORT, f"debug.inject={fault}")
