@@ -597,6 +597,24 @@ def test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved(tmp_path:
     assert not lines(speed, "none")
 
 
+def test_a_wide_interval_is_shown_beside_narrow_ones(tmp_path: Path, style: None) -> None:
+    wiggle = {"none": 0.0, "qknorm": 0.1, "softcap": 0.0001, "zloss": 0.0002}
+    for lr in LRS[:2]:
+        for seed in range(3):
+            for arm, size in wiggle.items():
+                write_run(tmp_path, arm, lr, seed, 2.0 + size * (seed - 1) ** 2 + lr)
+    comparison = read(tmp_path)
+    figure = decision(comparison)
+    assert figure
+    wide = next(one.difference for one in tuned(comparison) if one.ladder.arm == "qknorm")
+    assert wide
+    assert wide.low is not None
+    assert wide.high is not None
+    low, high = figure.axes[0].get_xlim()
+    assert low < wide.low < wide.high < high
+    assert not lines(figure.axes[0], "beyond")
+
+
 def test_the_decision_is_grouped_by_setting_and_cut_where_it_is_long(tmp_path: Path, style: None) -> None:
     for width in range(15):
         for arm in ARMS[:2]:

@@ -28,9 +28,11 @@ from stability_lab.analysis.figures.style import (
     view,
 )
 from stability_lab.analysis.ladders import Ladder
+from stability_lab.analysis.statistics import Difference, Mean
 from stability_lab.judge.lr_sensitivity import EDGE_NATS, USABLE_NATS
 
 MOST_ROWS = 40
+_FLAT = 1000.0  # an interval is cut where it would hide the others, not where it is wide
 _LINE = 0.24  # inches of a row
 _FAR = {"marker": "o", "color": "0.6", "markerfacecolor": "white", "markersize": 3, "linestyle": "none"}
 _CROSS = {"marker": "x", "color": "0.6", "markersize": 4, "linestyle": "none"}
@@ -88,9 +90,8 @@ def _lines(comparison: Comparison) -> list[_Line]:
 
 def _loss(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
     known = [one.difference for line in lines if (one := line.tuned) and one.difference]
-    low, high = view([0.0, *(v for d in known for v in (d.value, d.low, d.high) if v is not None)]) or (0.0, 0.0)
-    limits = padded(min(low, 0.0), max(high, 0.0))
-    axes.set_xlim(limits)
+    low, high = _extent(known) or (0.0, 0.0)
+    axes.set_xlim(padded(min(low, 0.0), max(high, 0.0)))
     axes.axvline(0, color="0.2", linewidth=0.8, zorder=1)
     for y, line in enumerate(lines):
         difference = line.tuned.difference if line.tuned else None
@@ -102,10 +103,7 @@ def _loss(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
 
 def _sensitivity(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
     known = [line.ladder.sensitivity for line in lines if line.ladder and line.ladder.sensitivity]
-    low, high = view([0.0, *(v for mean in known for v in (mean.value, mean.low, mean.high) if v is not None)]) or (
-        0,
-        1,
-    )
+    low, high = _extent(known) or (0.0, 1.0)
     axes.set_xlim(padded(min(low, 0.0), high))
     for y, line in enumerate(lines):
         if line.ladder and (mean := line.ladder.sensitivity):
@@ -116,7 +114,7 @@ def _sensitivity(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -
 
 
 def _usable(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
-    learning_rates(axes, [lr for line in lines if line.ladder for lr in line.ladder.lrs])
+    learning_rates(axes, [lr for line in lines if line.ladder for lr in line.ladder.lrs], width=0.25 * WIDTH)
     for y, line in enumerate(lines):
         if (ladder := line.ladder) is None:
             continue
@@ -149,6 +147,11 @@ def _speed(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None
         if line.ladder and line.tuned and line.tuned.speed is not None:
             axes.plot(line.tuned.speed, y, label=line.ladder.arm, **look[line.ladder.arm].point())
     _quantity(axes, "tokens/s relative\nto the baseline's")
+
+
+def _extent(found: Sequence[Difference | Mean]) -> tuple[float, float] | None:
+    """Zero and all values with their intervals."""
+    return view([0.0, *(v for one in found for v in (one.value, one.low, one.high) if v is not None)], flat=_FLAT)
 
 
 def _row(xs: Sequence[float], y: float) -> tuple[Sequence[float], list[float]]:

@@ -220,11 +220,11 @@ def entry(text: str, **drawn: Any) -> tuple[Line2D, str]:
 # Axes
 
 
-def view(values: Iterable[float], log: bool = False) -> tuple[float, float] | None:
+def view(values: Iterable[float], log: bool = False, flat: float = _FLAT) -> tuple[float, float] | None:
     """The part of an axis that is shown, without a margin: all finite values but those so far off that they would
     flatten the rest. None without a finite (log: positive) value.
 
-    Far off is what lies more than ten times the distance of the quartiles outside of them, and at least half of the
+    Far off is what lies more than `flat` times the distance of the quartiles outside of them, and at least half of the
     quartile's size (log: three decades).
     """
     bounds = (1 / _LARGEST, _LARGEST) if log else (-_LARGEST, _LARGEST)
@@ -235,8 +235,8 @@ def view(values: Iterable[float], log: bool = False) -> tuple[float, float] | No
     scale = [math.log10(v) for v in known] if log else known
     last = len(scale) - 1
     low, high = scale[math.floor(0.25 * last)], scale[math.ceil(0.75 * last)]
-    above = max(_FLAT * (high - low), 3.0 if log else 0.5 * abs(high))
-    below = max(_FLAT * (high - low), 3.0 if log else 0.5 * abs(low))
+    above = max(flat * (high - low), 3.0 if log else 0.5 * abs(high))
+    below = max(flat * (high - low), 3.0 if log else 0.5 * abs(low))
     inside = [v for v, s in zip(known, scale, strict=True) if low - below <= s <= high + above]
     return inside[0], inside[-1]
 
@@ -270,8 +270,8 @@ def logarithmic(axes: Axes, low: float, high: float) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
-def learning_rates(axes: Axes, lrs: Iterable[float]) -> None:
-    """A logarithmic x axis that names the learning rates of the sweep, as far as there is space."""
+def learning_rates(axes: Axes, lrs: Iterable[float], width: float = 0.5 * WIDTH) -> None:
+    """A logarithmic x axis that names the learning rates of the sweep, as far as a panel of that width has space."""
     known = sorted(set(lrs))
     axes.set_xscale("log")
     span = math.log(known[-1] / known[0]) or 1.0
@@ -279,7 +279,7 @@ def learning_rates(axes: Axes, lrs: Iterable[float]) -> None:
     texts = [plain(lr) for lr in known]
     if len(set(texts)) < len(texts):
         texts = [f"{lr:.6g}" for lr in known]
-    apart = (0.03 + 0.02 * max(map(len, texts))) * span
+    apart = (0.03 + 0.02 * max(map(len, texts))) * span * 0.5 * WIDTH / width
     ticks: list[tuple[float, str]] = []
     for lr, text in zip(known, texts, strict=True):
         if not ticks or math.log(lr / ticks[-1][0]) > apart:
