@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from stability_lab.analysis.comparison import Comparison
 from stability_lab.analysis.decision import Tuned, tuned
 from stability_lab.analysis.figures.style import (
     WIDTH,
     Look,
+    bare_rows,
     entry,
     interval,
     label,
@@ -25,6 +26,7 @@ from stability_lab.analysis.figures.style import (
     new_figure,
     padded,
     setting_text,
+    text_rows,
     view,
 )
 from stability_lab.analysis.ladders import Ladder
@@ -59,14 +61,9 @@ def decision(comparison: Comparison) -> Figure | None:
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     look = looks(comparison.grouping.arms)
     grid[0].set_ylim(len(shown) - 0.4, -0.6)
-    grid[0].yaxis.set_major_locator(FixedLocator(range(len(shown))))
-    grid[0].set_yticklabels([line.text for line in shown])
-    for tick, line in zip(grid[0].get_yticklabels(), shown, strict=True):
-        tick.set_fontweight("normal" if line.ladder else "bold")
+    text_rows(grid[0], [(y, line.text, line.ladder is None) for y, line in enumerate(shown)])
     for axes, draw in zip(grid, panels, strict=True):
-        axes.tick_params(axis="y", length=0)
-        axes.grid(False, axis="y")
-        axes.spines["left"].set_visible(False)
+        bare_rows(axes)
         draw(axes, shown, look)
     if len(lines) > len(shown):
         figure.suptitle(f"the first {len(shown)} of {len(lines)} rows")

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from stability_lab.analysis.comparison import Comparison, Row
 from stability_lab.analysis.figures.style import (
     WIDTH,
+    bare_rows,
     entry,
     interval,
     label,
@@ -20,6 +21,7 @@ from stability_lab.analysis.figures.style import (
     padded,
     quantity,
     setting_text,
+    text_rows,
     view,
 )
 
@@ -55,13 +57,8 @@ def differences(comparison: Comparison) -> Figure | None:
         if row.difference:
             interval(axes, line.y, look[row.cell.arm], row.difference, _significant(row), row.cell.arm)
         axes.text(1.02, line.y, _words(row), transform=axes.get_yaxis_transform(), va="center", fontsize=7)
-    axes.yaxis.set_major_locator(FixedLocator([line.y for line in lines]))
-    axes.set_yticklabels([line.text for line in lines])
-    for tick, line in zip(axes.get_yticklabels(), lines, strict=True):
-        tick.set_fontweight("normal" if line.row else "bold")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(False, axis="y")
-    axes.spines["left"].set_visible(False)
+    text_rows(axes, [(line.y, line.text, line.row is None) for line in lines])
+    bare_rows(axes)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel(f"difference to {label(comparison.grouping.baseline, 40)}: {quantity(comparison.metric)}")
     if drawn < total:

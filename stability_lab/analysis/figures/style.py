@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from stability_lab.analysis.grouping import Grouping, short, shown_value
 from stability_lab.analysis.sources import shown
@@ -131,6 +131,21 @@ def save(figure: Figure, path: Path) -> None:
 
 
 # Marks
+
+
+def text_rows(axes: Axes, rows: Sequence[tuple[float, str, bool]]) -> None:
+    """The y axis as lines of text: the height of each, its text, and whether it is the head of a group."""
+    axes.yaxis.set_major_locator(FixedLocator([y for y, _, _ in rows]))
+    axes.set_yticklabels([text for _, text, _ in rows])
+    for tick, (_, _, head) in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_fontweight("bold" if head else "normal")
+
+
+def bare_rows(axes: Axes) -> None:
+    """Rows need neither ticks nor a line to their left."""
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
 
 
 def interval(axes: Axes, y: float, look: Look, found: Difference | Mean, filled: bool, name: str) -> None:
