@@ -106,8 +106,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # Reproductions: the sign, the margin, the sample sizes and pairs behind a verdict.
     Mutant(
         VERDICTS,
-        "return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)",
-        "return Finding(SAME_RESOLVED, *interval)",
+        "return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, chance)",
+        "return Finding(SAME_RESOLVED, *interval, chance)",
         f"{TEST_VERDICTS}::test_swapping_the_arms_turns_the_verdict_round",
     ),
     Mutant(
@@ -124,9 +124,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         VERDICTS,
-        "min(scored) < needed",
-        "max(scored) < needed",
+        "seeds(effect, d.spread or 0.0, tests=d.tests)",
+        "seeds(effect, d.spread or 0.0)",
+        f"{TEST_VERDICTS}::test_what_cannot_show_the_published_difference_says_nothing_of_its_sign",
+    ),
+    Mutant(
+        VERDICTS,
+        "min(steps_a, steps_b) < needed",
+        "max(steps_a, steps_b) < needed",
         f"{TEST_VERDICTS}::test_too_few_scored_steps_for_the_published_rates",
+    ),
+    Mutant(
+        VERDICTS,
+        "p = max(d.p, ",
+        "p = min(d.p, ",
+        f"{TEST_VERDICTS}::test_runs_with_one_spike_each_are_no_proof",
+    ),
+    Mutant(
+        VERDICTS, "elif most > 0:", "elif most > 1:", f"{TEST_VERDICTS}::test_one_unstable_run_of_three_orders_no_arms"
     ),
     Mutant(
         VERDICTS,
@@ -148,14 +163,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         STATISTICS,
-        "return max(0.0, 2 * float(",
-        "return max(0.0, 1 + 0 * float(",
+        "return max(0.0, 2 * _beyond(",
+        "return max(0.0, 1 + 0 * _beyond(",
         f"{TEST_VERDICTS}::test_the_pairs_that_equality_would_take_have_the_power_they_promise",
     ),
     Mutant(
         CLAIMS,
-        "if common and _paired(a, b):",
-        "if common:",
+        "return difference_by_seed(own, other, _paired(a, b))",
+        "return difference_by_seed(own, other, True)",
         f"{TEST_CLAIMS}::test_pairs_are_seeds_that_saw_the_same_batches",
     ),
     Mutant(
@@ -166,9 +181,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         CLAIMS,
-        "alike = [(both[seed] + none[seed]) / 2 for seed in seeds]",
-        "alike = [both[seed] for seed in seeds]",
-        f"{TEST_CLAIMS}::test_an_interaction_is_half_of_the_change_of_an_effect",
+        "alike = [both[seed] + none[seed] for seed in seeds]",
+        "alike = [2 * both[seed] for seed in seeds]",
+        f"{TEST_CLAIMS}::test_an_interaction_is_the_change_of_an_effect",
+    ),
+    Mutant(
+        CLAIMS,
+        "lrs = scale.lrs if scale else ()",
+        "lrs = sorted({run.lr for run in evidence.runs if run.lr is not None})",
+        f"{TEST_CLAIMS}::test_the_learning_rate_is_named_by_its_place",
+    ),
+    Mutant(
+        CLAIMS,
+        "        sum(planned),\n",
+        "        0,\n",
+        f"{TEST_CLAIMS}::test_what_is_missing_is_said_and_makes_nothing_clearer",
     ),
     Mutant(
         EVIDENCE,
@@ -184,8 +211,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         EVIDENCE,
-        "logs[at - 1] - np.median",
-        "logs[at] - np.median",
+        "logs[row] - np.median",
+        "logs[row - 1] - np.median",
         f"{TEST_EVIDENCE}::test_what_is_derived_from_the_series",
     ),
     Mutant(
@@ -459,7 +486,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(COMPARISON, "_values(cell.finite, metric)\n    mean", "_values(cell.ended, metric)\n    mean", TEST_COMPARE),
     Mutant(COMPARISON, "value > best + DEGRADED_NATS", "value > best", TEST_COMPARE),
-    Mutant(STATISTICS, "(len(known) - rank) * p", "len(known) * p", TEST_STATISTICS),
+    Mutant(STATISTICS, "(tests - rank) * p", "tests * p", TEST_STATISTICS),
+    Mutant(
+        STATISTICS,
+        "(0.0 if math.isnan(other_side) else other_side)",
+        "other_side",
+        f"{TEST_STATISTICS}::test_power_is_that_of_an_integration_also_for_large_effects",
+    ),
     Mutant(STATISTICS, "float(d.std(ddof=1)) if len(d) > 1", "float(d.std()) if len(d) > 1", TEST_STATISTICS),
     Mutant(STATISTICS, "_critical(n - 1)", "_critical(n)", TEST_STATISTICS),
     Mutant(STATISTICS, "math.sqrt(n / 2)", "math.sqrt(n)", TEST_STATISTICS),
@@ -556,9 +589,15 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         f"{FIGURES}/chosen.py",
-        "(len(found[1]), _height(found[0]))",
-        "(_height(found[0]), len(found[1]))",
+        "len(found[1]), _spread(found[1].values(), comparison.metric), _height(found[0])",
+        "_height(found[0]), _spread(found[1].values(), comparison.metric), len(found[1])",
         f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
+    ),
+    Mutant(
+        f"{FIGURES}/chosen.py",
+        "_spread(found[1].values(), comparison.metric), _height",
+        "0.0, _height",
+        f"{TEST_FIGURES}::test_curves_are_of_the_learning_rate_at_which_arms_differ_most",
     ),
     Mutant(
         f"{FIGURES}/chosen.py",
@@ -586,8 +625,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         f"{FIGURES}/differences.py",
-        "row.p_holm <= SIGNIFICANT",
-        "row.p_holm >= 0",
+        "row.difference, bool(row.difference.significant), ",
+        "row.difference, row.difference.significant is not None, ",
         f"{TEST_FIGURES}::test_significant_differences_are_filled_and_all_have_their_interval",
     ),
     # The judge: a step without a value is no NaN, where a divergence began, and where a signal was back.
@@ -612,8 +651,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "stability_lab/judge/lr_sensitivity.py",
-        "lowest + EDGE_NATS + _ROUNDING",
-        "lowest + EDGE_NATS",
+        "lowest + nats + _ROUNDING",
+        "lowest + nats",
         "tests/judge/test_lr_sensitivity.py::test_published_decimals_at_the_limits",
     ),
     Mutant(
@@ -834,8 +873,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         f"{FIGURES}/decision.py",
-        "loss <= lowest + EDGE_NATS",
-        "loss <= lowest + 1",
+        "if math.isfinite(loss) and lr not in near",
+        "if math.isfinite(loss) and lr not in usable",
         f"{TEST_FIGURES}::test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved",
     ),
     Mutant(

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stability_lab.analysis.sources import shown
-from stability_lab.analysis.tables import Table, text_table
+from stability_lab.analysis.tables import MISSING, Table, text_table
 from stability_lab.config import ConfigError, Parser
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of, find, reproductions
 from stability_lab.reproduction.claims import judge
-from stability_lab.reproduction.evidence import Evidence, file_name, small, write
+from stability_lab.reproduction.evidence import Evidence, by_delta, file_name, small, write
 from stability_lab.reproduction.report import claim_table, load, page
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stability_lab.reproduction.evidence import Run
     from stability_lab.reproduction.jobs import Sweep
 
-MISSING = "-"
 OUT = Path("outputs/reproduction")
 DATA, FIGURES = "data", "figures"
 PLAN_HEADER = ("part", "runs", "there", "parameters", "tokens a run", "ETA", "at most", "known from")
@@ -58,8 +57,10 @@ def main(argv: Sequence[str]) -> int:
         for sweep in made:
             code = max(code, _run(part, args.scale, sweep))
             if code in STOPPED:
-                print("stopped: the same command goes on from here", file=sys.stderr)
-                return code
+                break
+        if code in STOPPED:
+            print("stopped: the same command goes on from here", file=sys.stderr)
+            break
         code = max(code, _collect(part, args.scale, made, args.out))
     _publish(reproduction, parts, args.scale, args.out)
     return code
@@ -203,18 +204,21 @@ def _computed(part: Part, scale: str) -> Mapping[str, float | list[float]]:
 
 
 def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Of the runs as a whole: when, on what, with what, and how long."""
-    first = records[0].manifest
-    versions = first.get("versions") or {}
-    git = first.get("git") or {}
+    """Of the runs as a whole: when, on what, with what, and how long. Where they differ all values are named."""
+
+    def all_of(group: str, key: str) -> str | None:
+        groups = (record.manifest.get(group) for record in records)
+        found = {str(node[key]) for node in groups if isinstance(node, Mapping) and node.get(key) is not None}
+        return ", ".join(sorted(found)) or None
+
     seconds = [
         float(record.summary["tokens"]) / speed for record in records if (speed := record.metric("tokens_per_s"))
     ]
     return {
         "date": max(str(record.manifest.get("created", "")) for record in records)[:10],
-        "device": first.get("device"),
-        "versions": {name: versions.get(name) for name in ("stability_lab", "torch", "python")},
-        "git": git.get("revision") if isinstance(git, Mapping) else None,
+        "device": ", ".join(sorted({str(record.manifest.get("device")) for record in records})),
+        "versions": {name: all_of("versions", name) for name in ("stability_lab", "torch", "python")},
+        "git": all_of("git", "revision"),
         "seconds": round(sum(seconds), 1),
     }
 
@@ -237,7 +241,8 @@ def _draw(part: Part, runs: Sequence[Run], kept: Sequence[Mapping[str, Any]], fo
     named = []
     for run, values in zip(runs, kept, strict=True):
         record = run.record
-        summary = {**record.summary, "final": {**(record.summary.get("final") or {}), **values["summary"]["final"]}}
+        summary = by_delta(record.summary, part.delta)
+        summary |= {"final": {**(record.summary.get("final") or {}), **values["summary"]["final"]}}
         named.append(replace(record, config={**record.config, "stabilizer": {run.arm: {}}}, summary=summary))
     if not any(record.ended and not record.diverged for record in named):
         return []

@@ -24,6 +24,7 @@ from stability_lab.analysis.tables import (
     escape_markdown,
     latex_table,
     markdown_table,
+    p_text,
     text_table,
     words_for_nonfinite,
 )
@@ -238,10 +239,6 @@ def _signed(value: float, size: float) -> str:
     if size and size < 1e-3:
         return f"{value:+.1e}"
     return f"{value:+.4f}" if size < 100 else f"{value:+,.1f}"
-
-
-def p_text(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -36,9 +36,9 @@ class Mean:
 @dataclass(frozen=True)
 class Difference:
     """Mean of a - b. `p` and the interval are None with one pair. `spread`: standard deviation of a - b over pairs,
-    else the pooled one of a and b. `family` adds what depends on the other differences: `p_holm`, and `seeds_needed`,
-    with as many of which in each arm a test would have 80% power for a difference of this size, were it the true one;
-    None without a p, where the difference is significant, or above 1,000.
+    else the pooled one of a and b. `family` adds what depends on the other differences: their number `tests`, `p_holm`
+    and `seeds_needed`, with as many of which in each arm a test would have 80% power for a difference of this size,
+    were it the true one; None without a p, where the difference is significant, or above 1,000.
     """
 
     value: float
@@ -50,6 +50,7 @@ class Difference:
     spread: float | None = None
     p_holm: float | None = None
     seeds_needed: int | None = None
+    tests: int = 1
 
     @property
     def identical(self) -> bool:
@@ -108,7 +109,7 @@ def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(value, value - half, value + half, p, n, "welch", spread)
 
 
-def difference_by_seed(own: Mapping[str, float], other: Mapping[str, float], paired: bool) -> Difference | None:
+def difference_by_seed(own: Mapping[Any, float], other: Mapping[Any, float], paired: bool) -> Difference | None:
     """own - other of values by seed: over the seeds that both have where they are pairs, else by Welch."""
     common = [seed for seed in own if seed in other]
     if paired and common:
@@ -116,19 +117,21 @@ def difference_by_seed(own: Mapping[str, float], other: Mapping[str, float], pai
     return welch_difference(list(own.values()), list(other.values())) if own and other else None
 
 
-def family(differences: Sequence[Difference | None]) -> list[Difference | None]:
+def family(differences: Sequence[Difference | None], planned: int = 0) -> list[Difference | None]:
     """The same differences as tests of one family: p by Holm's rule, and the seeds that such a test would need.
 
     Holm's first step tests at 5% divided by the number of tests, and the seeds are those for that level: enough
-    whatever the other differences turn out to be.
+    whatever the other differences turn out to be. Of `planned` tests those that are not there count as not significant,
+    so that a missing run makes no other difference clearer.
     """
-    adjusted = holm([d.p if d else None for d in differences])
-    tests = max(1, sum(p is not None for p in adjusted))
+    ps = [d.p if d else None for d in differences]
+    tests = max(1, planned, sum(p is not None for p in ps))
+    adjusted = holm(ps, tests)
     return [d and _in_family(d, p, tests) for d, p in zip(differences, adjusted, strict=True)]
 
 
 def _in_family(difference: Difference, p: float | None, tests: int) -> Difference:
-    found = replace(difference, p_holm=p)
+    found = replace(difference, p_holm=p, tests=tests)
     if found.significant is not False or not difference.spread:
         return found
     seeds = paired_seeds if difference.method == "paired" else unpaired_seeds
@@ -172,16 +175,17 @@ def equivalence(a: Sequence[float], b: Sequence[float], margin: float) -> Equiva
 def _tost_power(noncentrality: float, df: float) -> float:
     """Chance that both one-sided tests reject where the true difference is 0 and `noncentrality` the margin over the
     standard error. They cannot both fail, so that their chances of failing add."""
-    return max(0.0, 2 * float(stats.nct.sf(stats.t.ppf(LEVEL, df), df, noncentrality)) - 1)
+    return max(0.0, 2 * _beyond(float(stats.t.ppf(LEVEL, df)), df, noncentrality) - 1)
 
 
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p values adjusted for their number by Holm's step-down rule; None stays None and does not count."""
+def holm(ps: Sequence[float | None], tests: int = 0) -> list[float | None]:
+    """p values adjusted for their number, or for `tests` where that is more, by Holm's step-down rule; None stays None
+    and does not count."""
     known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     adjusted: list[float | None] = [None] * len(ps)
-    highest = 0.0
+    tests, highest = max(tests, len(known)), 0.0
     for rank, (p, i) in enumerate(known):
-        highest = max(highest, min(1.0, (len(known) - rank) * p))
+        highest = max(highest, min(1.0, (tests - rank) * p))
         adjusted[i] = highest
     return adjusted
 
@@ -204,7 +208,14 @@ def unpaired_seeds(effect: float, spread: float, power: float = POWER, tests: in
 def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
     """Chance that a two-sided t-test finds an effect of this non-centrality."""
     limit = _critical(df, level)
-    return float(stats.nct.sf(limit, df, noncentrality) + stats.nct.cdf(-limit, df, noncentrality))
+    other_side = float(stats.nct.cdf(-limit, df, noncentrality))
+    # scipy gives NaN where the other side is too far away to be reached.
+    return _beyond(limit, df, noncentrality) + (0.0 if math.isnan(other_side) else other_side)
+
+
+def _beyond(limit: float, df: float, noncentrality: float) -> float:
+    """Chance that a non-central t exceeds `limit`; from 1e12 on scipy gives NaN, and a million says the same."""
+    return float(stats.nct.sf(limit, df, min(noncentrality, 1e6)))
 
 
 def _smallest_n(
@@ -212,7 +223,7 @@ def _smallest_n(
 ) -> int | None:
     """`df` and `root` of n are the degrees of freedom and what n multiplies the effect size by."""
     level = 1 - (1 - LEVEL) / tests
-    return None if size == 0 else _first(lambda n: not t_power(size * root(n), df(n), level) < power)
+    return None if size == 0 else _first(lambda n: t_power(size * root(n), df(n), level) >= power)
 
 
 def _first(enough: Callable[[int], bool]) -> int | None:

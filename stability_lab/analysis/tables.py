@@ -14,6 +14,10 @@ from stability_lab.analysis.sources import shown
 MISSING = "-"
 
 
+def p_text(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells as people read them; `notes` explain marks and abbreviations."""

@@ -23,6 +23,7 @@ from stability_lab.analysis.statistics import (
     paired_seeds,
     unpaired_seeds,
 )
+from stability_lab.analysis.tables import p_text
 from stability_lab.judge.lr_sensitivity import Bracket, ratio_interval
 from stability_lab.judge.spikes import needed_steps
 
@@ -58,8 +59,8 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     """The sign of a - b against the published `direction`, 1 or -1.
 
     A difference that is not of a `family` yet is one of its own. `effect`: the published difference in the same unit;
-    where our spread could not show even that with our seeds, nothing can be said of the sign. Raises `ValueError` for
-    another direction.
+    where our spread could not show even that with our seeds, and among as many tests, nothing can be said of the sign.
+    Raises `ValueError` for another direction.
     """
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
@@ -70,26 +71,28 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     same = d.value * direction > 0
     if d.value == 0:
         return Finding(NOT_RESOLVABLE, *interval, "the two do not differ at all")
-    if d.significant:
-        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval)
-    if d.significant is None:
+    if d.p_holm is None:
         return Finding(SAME if same else OPPOSITE, *interval, "one seed: no test")
+    chance = _p(d.p_holm, d.tests)
+    if d.significant:
+        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, chance)
     if effect:
         needed = _seeds_for(d, effect)
         if needed is None or needed > d.n:
-            return Finding(NOT_RESOLVABLE, *interval, f"the published difference would take {_seeds(needed)}")
+            detail = f"{chance}; the published difference would take {_seeds(needed)}"
+            return Finding(NOT_RESOLVABLE, *interval, detail)
     elif d.seeds_needed is None:
-        return Finding(NOT_RESOLVABLE, *interval, f"a difference of this size would take {_seeds(None)}")
-    detail = f"it would take {_seeds(d.seeds_needed)}"
+        return Finding(NOT_RESOLVABLE, *interval, f"{chance}; a difference of this size would take {_seeds(None)}")
+    detail = f"{chance}; it would take {_seeds(d.seeds_needed)}"
     if effect and d.low is not None and d.high is not None and not d.low <= effect <= d.high:
         detail += f"; the published {effect:.3g} is outside of the interval"
     return Finding(SAME if same else OPPOSITE, *interval, detail)
 
 
 def _seeds_for(d: Difference, effect: float) -> int | None:
-    """Seeds in each arm that would find a true difference `effect` at the spread of `d`."""
+    """Seeds in each arm that would find a true difference `effect` at the spread of `d`, among as many tests."""
     seeds = paired_seeds if d.method == "paired" else unpaired_seeds
-    return seeds(effect, d.spread or 0.0)
+    return seeds(effect, d.spread or 0.0, tests=d.tests)
 
 
 def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
@@ -121,39 +124,72 @@ def printed_difference(a: float, b: float, half: float, direction: int) -> Findi
     return Finding(verdict, value, value - wide, value + wide, f"{abs(value) / error:.1f} standard errors")
 
 
-def spike_rates(difference: Difference | None, scored: tuple[int, int], published: tuple[float, float]) -> Finding:
+def spike_rates(
+    difference: Difference | None, counts: tuple[tuple[int, int], tuple[int, int]], published: tuple[float, float]
+) -> Finding:
     """Spike scores of two arms in percent, against the two published ones.
 
-    `scored`: steps of each arm that were scored, over its runs. Too few of them for the published rates (80% power;
+    `counts`: spikes and scored steps of each arm, over its runs. Too few steps for the published rates (80% power;
     spikes cluster, so this is the least) end in `not resolvable`, whatever came out. The sign then comes from
-    `difference`, of which a run is one value.
+    `difference`, of which a run is one value. Runs often have one spike or none, and then vary less than chance would,
+    so p is the larger of that difference's and of Fisher's exact test on the steps.
     """
     p_a, p_b = (rate / 100 for rate in published)
-    needed = needed_steps(p_a, p_b)
-    interval = (None, None, None) if difference is None else (difference.value, difference.low, difference.high)
-    if difference is None or min(scored) < needed:
-        steps = f"{needed:,} scored steps in each arm, and there are {min(scored):,}"
-        return Finding(NOT_RESOLVABLE, *interval, f"the published rates would take {steps}")
-    return signed(difference, 1 if p_a > p_b else -1)
+    needed, d = needed_steps(p_a, p_b), difference
+    (spikes_a, steps_a), (spikes_b, steps_b) = counts
+    words = f"{spikes_a} spikes in {steps_a:,} scored steps against {spikes_b} in {steps_b:,}"
+    few = f"{words}; the published rates would take {needed:,} in each arm"
+    if d is None:
+        return Finding(NOT_RESOLVABLE, detail=few)
+    varies = d.spread is not None and d.spread > 1e-9
+    interval = (d.value, d.low if varies else None, d.high if varies else None)
+    if min(steps_a, steps_b) < needed:
+        return Finding(NOT_RESOLVABLE, *interval, few)
+    if d.value == 0:
+        return Finding(NOT_RESOLVABLE, *interval, words)
+    same = (d.value > 0) == (p_a > p_b)
+    if d.p is None:
+        return Finding(SAME if same else OPPOSITE, *interval, f"{words}; one seed: no test")
+    steps = [[spikes_a, steps_a - spikes_a], [spikes_b, steps_b - spikes_b]]
+    p = max(d.p, float(stats.fisher_exact(steps).pvalue))  # pyright: ignore[reportAttributeAccessIssue]
+    detail = f"{words}; {_p(p, 1)}"
+    if p <= 1 - LEVEL:
+        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, detail)
+    return Finding(SAME if same else OPPOSITE, *interval, detail)
 
 
 def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
-    """Largest stable learning rates, each known to lie between two of a grid; the value is the middle of their ratio's
-    interval, on a logarithmic scale."""
+    """Largest stable learning rates on one grid, each known to lie between two of its rates; `low` and `high` are the
+    ends of their ratio. An order is resolved where at some rate all seeds of one arm are stable and none of the other:
+    a bracket ends at the first rate with an unstable seed, and one run of three is chance. It is no test and has no p.
+    """
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
     low, high = ratio_interval(a, b)
-    middle = math.sqrt(low * high) if low > 0 and math.isfinite(high) else None
     words = f"{a} against {b}"
     above, below = low >= 1, high <= 1
     if above == below:
-        return Finding(NOT_RESOLVABLE, middle, low, high, f"{words}: a finer or longer grid is needed")
+        return Finding(NOT_RESOLVABLE, None, low, high, f"{words}: a finer or longer grid is needed")
     same = above == (direction > 0)
+    upper, lower = (a, b) if above else (b, a)
     odd = [name for name, bracket in (("the first", a), ("the second", b)) if not bracket.monotone]
-    if seeds < 2 or odd:
-        why = "one seed" if seeds < 2 else f"{' and '.join(odd)} is stable again above an unstable rate"
-        return Finding(SAME if same else OPPOSITE, middle, low, high, f"{words}; {why}")
-    return Finding(SAME_RESOLVED if same else CONTRADICTS, middle, low, high, words)
+    apart = [(own, other) for own, other in zip(upper.fraction, lower.fraction, strict=True) if own == 1 > other]
+    most = min((other for _, other in apart), default=1.0)
+    why = None
+    if seeds < 2:
+        why = "one seed"
+    elif odd:
+        why = f"{' and '.join(odd)} is stable again above an unstable rate"
+    elif most > 0:
+        why = f"where all seeds of one are stable, so are {most:.0%} of the other's"
+    if why is not None:
+        return Finding(SAME if same else OPPOSITE, None, low, high, f"{words}; {why}")
+    return Finding(SAME_RESOLVED if same else CONTRADICTS, None, low, high, words)
+
+
+def _p(p_holm: float, tests: int) -> str:
+    """Beside an interval that is of the difference alone, what decided."""
+    return f"p {p_text(p_holm)}" + (f" by Holm, {tests} tests" if tests > 1 else "")
 
 
 def _seeds(needed: int | None) -> str:

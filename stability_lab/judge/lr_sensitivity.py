@@ -40,10 +40,12 @@ class LrSensitivity:
 
 @dataclass(frozen=True)
 class UsableRange:
-    """Learning rates with a loss near the best. `edge` is None where the grid ends before it."""
+    """Learning rates with a loss near the best: `usable` within 0.02 nats, `near` within 0.1. `edge` is None where the
+    grid ends before it."""
 
     best: float
     usable: tuple[float, ...]
+    near: tuple[float, ...]
     edge: float | None
 
 
@@ -120,7 +122,7 @@ def lr_sensitivity(
 
 
 def usable_range(lrs: Sequence[float], losses: Sequence[float | None]) -> UsableRange | None:
-    """Learning rates within 0.02 nats of the best loss, and the lowest one above the best that is over 0.1 worse.
+    """Learning rates within 0.02 and 0.1 nats of the best loss, and the lowest above the best that is over 0.1 worse.
 
     A loss that is not finite is worse than any; None is a missing run and says nothing. None without a finite loss.
     Raises `ValueError` unless `lrs` ascend.
@@ -131,12 +133,11 @@ def usable_range(lrs: Sequence[float], losses: Sequence[float | None]) -> Usable
     if not finite:
         return None
     lowest, best = min(finite)
-    beyond = [lr for lr, loss in points if lr > best and not loss <= lowest + EDGE_NATS + _ROUNDING]
-    return UsableRange(
-        best=best,
-        usable=tuple(lr for lr, loss in points if math.isfinite(loss) and loss <= lowest + USABLE_NATS + _ROUNDING),
-        edge=min(beyond, default=None),
+    usable, near = (
+        tuple(lr for loss, lr in finite if loss <= lowest + nats + _ROUNDING) for nats in (USABLE_NATS, EDGE_NATS)
     )
+    beyond = [lr for lr, _ in points if lr > best and lr not in near]
+    return UsableRange(best, usable, near, edge=min(beyond, default=None))
 
 
 def largest_stable_lr(lrs: Sequence[float], stable_by_seed: Sequence[Sequence[bool]]) -> Bracket:

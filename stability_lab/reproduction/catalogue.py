@@ -53,6 +53,13 @@ class Part:
         """Label -> overrides; one without a name where there is no further axis."""
         return self.scales[scale].settings or self.settings or {"": ()}
 
+    def runs_at(self, scale: str) -> int:
+        """How many runs the part has at a scale; 0 where it has not that scale, or trains nothing."""
+        at = self.scales.get(scale)
+        if at is None or self.compute is not None:
+            return 0
+        return len(self.arms) * len(self.settings_at(scale)) * max(1, len(at.lrs)) * len(at.seeds)
+
     def at(self, scale: str) -> Scale:
         """ConfigError where the part has not that scale."""
         if scale not in self.scales:
@@ -106,7 +113,7 @@ class Claim:
     @property
     def printed(self) -> str:
         """As the paper has it."""
-        words = ", ".join(f"{label} {_plain(value)}" for label, value in self.values.items())
+        words = ", ".join(f"{label}: {_plain(value)}" for label, value in self.values.items())
         error = "" if self.uncertainty is None else f" ±{self.uncertainty:g}"
         unit = f" ({self.unit})" if self.unit else ""
         return f"{words}{error}{unit}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stability_lab.analysis.grouping import LR, Cell, Grouping
 from stability_lab.analysis.ladders import Ladder, ladders
-from stability_lab.analysis.statistics import Difference, family, paired_difference, welch_difference
+from stability_lab.analysis.statistics import Difference, difference_by_seed, family, paired_difference
 from stability_lab.analysis.verdicts import (
     NOT_RESOLVABLE,
     Finding,
@@ -35,13 +36,15 @@ class Judged:
 def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list[Judged]:
     """One verdict a claim of the part. Without evidence all are `not run yet`, but those that are not built.
 
-    Differences are corrected for their number within the part by Holm's rule.
+    Differences are corrected for their number within the part by Holm's rule, missing ones counted.
     """
+    planned = [claim.test["kind"] in _DIFFERENCES for claim in found]
     differences = family(
         [
-            None if evidence is None else _DIFFERENCES.get(claim.test["kind"], _none)(part, claim.test, evidence)
-            for claim in found
-        ]
+            _DIFFERENCES[claim.test["kind"]](part, claim.test, evidence) if evidence and is_one else None
+            for claim, is_one in zip(found, planned, strict=True)
+        ],
+        sum(planned),
     )
     return [
         Judged(claim, _finding(part, claim, evidence, difference))
@@ -49,14 +52,17 @@ def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list
     ]
 
 
-def ladder_of(part: Part, evidence: Evidence, where: str, against: str | None = None) -> Ladder | None:
-    """What the learning rates say of an arm (`arm` or `arm@setting`), with the difference to another one's."""
+def ladder_of(
+    part: Part, evidence: Evidence, where: str, against: str | None = None, up_to: float = math.inf
+) -> Ladder | None:
+    """What the learning rates, or those `up_to` one, say of an arm (`arm` or `arm@setting`), with the difference to
+    another one's."""
     names = [where, *([against] if against is not None else [])]
     cells = []
     for name in names:
         by_lr: dict[float, list[Run]] = {}
         for run in _runs(evidence, name):
-            if run.lr is not None:
+            if run.lr is not None and run.lr <= up_to:
                 by_lr.setdefault(run.lr, []).append(run)
         cells += [Cell(name, {LR: lr}, tuple(run.record for run in runs)) for lr, runs in sorted(by_lr.items())]
     grouping = Grouping((), (LR,), tuple(names), against or where, tuple(cells), {}, ())
@@ -67,10 +73,7 @@ def ladder_of(part: Part, evidence: Evidence, where: str, against: str | None = 
 def difference_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> Difference | None:
     """a - b, over seeds that both have where the same seed saw the same batches; None without a value in each."""
     own, other = _by_seed(a, metric), _by_seed(b, metric)
-    common = [seed for seed in own if seed in other]
-    if common and _paired(a, b):
-        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
-    return welch_difference(list(own.values()), list(other.values())) if own and other else None
+    return difference_by_seed(own, other, _paired(a, b))
 
 
 def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Difference | None) -> Finding:
@@ -79,6 +82,8 @@ def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Di
         return Finding(NOT_BUILT)
     if evidence is None:
         return Finding(NOT_RUN)
+    if missing := [name for name in _values(test) if evidence.values and name not in evidence.values]:
+        return Finding(NOT_RUN, detail=f"its data are older and have no {missing[0]}: run the part again")
     if kind == "exact":
         return exact(float(evidence.values[test["value"]]), test["printed"], test["tolerance"])  # pyright: ignore
     if kind == "printed":
@@ -92,7 +97,7 @@ def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Di
     if kind == "stable_lr":
         return _stable(part, test, evidence)
     if difference is None:
-        return Finding(NOT_RESOLVABLE, detail="an arm has no run with a finite value")
+        return Finding(NOT_RESOLVABLE, detail=_why_none(part, test, evidence))
     return signed(difference, test["direction"], test.get("effect"))
 
 
@@ -101,31 +106,43 @@ def _difference(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Diff
     return difference_of(a, b, test.get("metric", part.metric))
 
 
-def _samples(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference:
-    a, b = (_list(evidence, test[side]) for side in "ab")
-    return paired_difference(a, b)
+def _samples(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+    if not all(test[side] in evidence.values for side in "ab"):
+        return None
+    return paired_difference(*(_list(evidence, test[side]) for side in "ab"))
 
 
 def _sensitivity(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
-    ladder = ladder_of(part, evidence, test["a"], test["b"])
+    ladder = ladder_of(part, evidence, test["a"], test["b"], test.get("up_to", math.inf))
     return None if ladder is None else ladder.difference
 
 
 def _interaction(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
-    """Half of how much one factor's effect changes with the other, over seeds that all four arms have."""
+    """How much one factor's effect changes with the other, over seeds that all four arms have on the same batches."""
     metric, arms = test.get("metric", part.metric), test["arms"]
     first, second = test["factors"]
-    labels = ("both", "none", first, second)
-    both, none, one, other = (_by_seed(_at(part, evidence, test, arms[label]), metric) for label in labels)
+    cells = [_at(part, evidence, test, arms[label]) for label in ("both", "none", first, second)]
+    both, none, one, other = (_by_seed(runs, metric) for runs in cells)
     seeds = [seed for seed in both if seed in none and seed in one and seed in other]
-    if not seeds:
+    if not seeds or not all(_paired(cells[0], runs) for runs in cells[1:]):
         return None
-    alike = [(both[seed] + none[seed]) / 2 for seed in seeds]
-    return paired_difference(alike, [(one[seed] + other[seed]) / 2 for seed in seeds])
+    alike = [both[seed] + none[seed] for seed in seeds]
+    return paired_difference(alike, [one[seed] + other[seed] for seed in seeds])
 
 
-def _none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
-    return None
+def _values(test: Mapping[str, Any]) -> list[str]:
+    """What a claim needs of a part that computes values."""
+    return [str(test[key]) for key in ("value", "a", "b") if key in test and test["kind"] != "printed"]
+
+
+def _why_none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> str:
+    if test["kind"] == "lr_sensitivity":
+        for one, other in ((test["a"], test["b"]), (test["b"], test["a"])):
+            ladder = ladder_of(part, evidence, one, other, test.get("up_to", math.inf))
+            if ladder is None or ladder.sensitivity is None:
+                why = "no ladder of learning rates" if ladder is None else ladder.reason
+                return f"{one} has no LR sensitivity: {why}"
+    return "an arm has no run with a finite value"
 
 
 _DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Difference | None]] = {
@@ -150,26 +167,28 @@ def _equivalence(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Fin
 
 def _spikes(test: Mapping[str, Any], evidence: Evidence) -> Finding:
     """A run that diverged is scored too: its spikes are what the score is for."""
-    scored, rates = [], []
-    for side in "ab":
-        scores = {run.seed: run.record.score("grad_norm", "olmo2") for run in _runs(evidence, test[side])}
+    counts, rates, sides = [], [], [_runs(evidence, test[side]) for side in "ab"]
+    for runs in sides:
+        scores = {run.seed: run.record.score("grad_norm", "olmo2") for run in runs}
         rates.append({seed: s["score"] for seed, s in scores.items() if s.get("score") is not None})
-        scored.append(sum(int(s.get("n_scored") or 0) for s in scores.values()))
-    common = [seed for seed in rates[0] if seed in rates[1]]
-    difference = paired_difference(*([side[seed] for seed in common] for side in rates)) if common else None
-    return spike_rates(difference, (scored[0], scored[1]), (test["rates"][0], test["rates"][1]))
+        counts.append(tuple(sum(int(s.get(key) or 0) for s in scores.values()) for key in ("n_spikes", "n_scored")))
+    difference = difference_by_seed(rates[0], rates[1], _paired(*sides))
+    return spike_rates(difference, (counts[0], counts[1]), (test["rates"][0], test["rates"][1]))
 
 
 def _stable(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
     a, b = (ladder_of(part, evidence, test[side]) for side in "ab")
     if a is None or b is None or a.stable is None or b.stable is None:
         return Finding(NOT_RESOLVABLE, detail="an arm has no ladder of learning rates")
+    if a.lrs != b.lrs:
+        return Finding(NOT_RESOLVABLE, detail="an arm has no run at a learning rate of the other's")
     return stable_rates(a.stable, b.stable, test["direction"], min(a.seeds, b.seeds))
 
 
 def _at(part: Part, evidence: Evidence, test: Mapping[str, Any], where: str) -> list[Run]:
-    """The runs of an arm at the learning rate that the test names by its place in the grid."""
-    lrs = sorted({run.lr for run in evidence.runs if run.lr is not None})
+    """The runs of an arm at the learning rate that the test names by its place in the part's grid."""
+    scale = part.scales.get(str(evidence.head.get("scale")))
+    lrs = scale.lrs if scale else ()
     lr = lrs[test.get("at", 0)] if lrs else None
     return [run for run in _runs(evidence, where) if run.lr == lr]
 

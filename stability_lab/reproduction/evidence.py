@@ -111,12 +111,17 @@ def read(path: Path, delta: float = 1.0) -> Evidence:
 
 
 def _run(line: Mapping[str, Any], path: Path, delta: float) -> Run:
-    summary = dict(line["summary"])
+    record = RunRecord(path, line["config"], line["manifest"], by_delta(line["summary"], delta))
+    return Run(line["arm"], line["setting"], line["lr"], line["seed"], record)
+
+
+def by_delta(summary: Mapping[str, Any], delta: float) -> dict[str, Any]:
+    """The summary of a run with the verdict by this D, where the run says it."""
+    summary = dict(summary)
     if (verdict := (summary.get("sensitivity") or {}).get(f"{delta:g}")) is not None:
         summary["verdict"] = verdict
         summary["status"] = "diverged" if verdict == "diverged" else "completed"
-    record = RunRecord(path, line["config"], line["manifest"], summary)
-    return Run(line["arm"], line["setting"], line["lr"], line["seed"], record)
+    return summary
 
 
 def _kept(final: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,8 +135,8 @@ def _counts(score: Mapping[str, Any]) -> dict[str, Any]:
 
 def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
     """Scalars of the series of a run, each left out where the run does not give it."""
-    series = record.series("step", "optim/grad_norm", "train/log_z_mean")
-    norm, log_z = series["optim/grad_norm"], series["train/log_z_mean"]
+    series = record.series("step", "optim/grad_norm", "train/log_z_mean", "train/loss")
+    norm, log_z, losses = series["optim/grad_norm"], series["train/log_z_mean"], series["train/loss"]
     found: dict[str, float] = {}
     n = len(norm)
     if n >= 40 and np.isfinite(norm).all() and (norm > 0).all():
@@ -140,11 +145,14 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
         found["grad_level"] = float(logs[n // 2 :].mean())
         # From the second tenth on: the first holds the warm-up.
         found["grad_growth"] = float(np.median(logs[-tenth:]) - np.median(logs[tenth : 2 * tenth]))
-        jumps = [logs[at - 1] - np.median(logs[at - 1 - _BEFORE : at - 1]) for at in injected if _BEFORE < at <= n]
+        rows = np.flatnonzero(np.isin(series["step"], injected))
+        jumps = [logs[row] - np.median(logs[row - _BEFORE : row]) for row in rows if row >= _BEFORE]
         if jumps:
             found["log_injected_ratio"] = float(np.mean(jumps))
     if n and np.isfinite(log_z).any():
         found["abs_log_z"] = abs(float(np.nanmean(log_z[-_LAST:])))
+    if n and np.isfinite(losses).any():
+        found["loss_peak"] = float(np.nanmax(losses[np.isfinite(losses)]))
     final = record.summary.get("final") or {}
     streams = [float(final[key]) for key in sorted(final) if key.startswith("act/rms/L")]
     if streams and streams[0] > 0:
@@ -152,6 +160,9 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
     logit = record.metric("max_attn_logit")
     if logit is not None and logit > 0:
         found["log10_max_attn_logit"] = math.log10(logit)
+    speed = record.metric("tokens_per_s")
+    if speed is not None and speed > 0:
+        found["log_tokens_per_s"] = math.log(speed)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

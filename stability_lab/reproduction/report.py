@@ -16,6 +16,18 @@ from stability_lab.reproduction.claims import Judged, judge, ladder_of
 from stability_lab.reproduction.evidence import Evidence, Run, file_name, read
 
 Found = Mapping[tuple[str, str], Evidence]  # (part, scale) -> evidence
+# Of a difference in a metric; those that are missing are pure numbers.
+_UNITS = {
+    "val/loss": "nats",
+    "abs_log_z": "nats",
+    "log10_max_attn_logit": "decades",
+    "tokens_per_s": "tokens/s",
+    **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
+}
+_TESTED = ("/decision.png", "/differences.png")
+_FAMILY = (
+    "A filled mark is significant by Holm's rule among the differences of its figure, which are others than the claims."
+)
 
 
 def load(reproduction: Reproduction, folder: Path) -> dict[tuple[str, str], Evidence]:
@@ -48,13 +60,32 @@ def page(reproduction: Reproduction, found: Found) -> str:
 
 
 def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
-    """Claim, published value, ours with its interval, scale, verdict."""
-    rows = [
-        (j.claim.statement, j.claim.printed, shown(j.finding), scale, _verdict(j.finding), j.claim.where)
-        for j in judged
-    ]
+    """Claim, published value, ours with its interval, scale, verdict; numbers in brackets are those of the notes."""
+    notes = _notes(judged)
+    rows = []
+    for j in judged:
+        marks = "".join(f" [{notes[text]}]" for text in j.claim.caveats)
+        ours = " ".join(word for word in (shown(j.finding), _unit(part, j)) if word)
+        rows.append((j.claim.statement + marks, j.claim.printed, ours, scale, _verdict(j.finding), j.claim.where))
     header = ("claim", "published", "ours", "scale", "verdict", "source")
     return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
+
+
+def _notes(judged: Sequence[Judged]) -> dict[str, int]:
+    """The claims' caveats, numbered in their order."""
+    return {text: n for n, text in enumerate(dict.fromkeys(text for j in judged for text in j.claim.caveats), 1)}
+
+
+def _unit(part: Part, judged: Judged) -> str:
+    """What the number in the column `ours` counts."""
+    test, finding = judged.claim.test, judged.finding
+    if finding.value is None and finding.low is None:
+        return ""
+    if test["kind"] == "printed":
+        return f"{judged.claim.unit}, of the printed values"
+    by_kind = {"lr_sensitivity": "nats", "stable_lr": "times", "spikes": "percent"}
+    by_metric = _UNITS.get(test.get("metric", part.metric), "") if part.compute is None else ""
+    return by_kind.get(test["kind"], by_metric)
 
 
 def shown(finding: Finding) -> str:
@@ -71,19 +102,20 @@ def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequ
     if evidence is None or scale is None:
         blocks.append("Not run yet at any scale.")
     else:
-        blocks.append(_how(evidence.head))
+        blocks += _how(part, scale, evidence)
     blocks.append(markdown_table(claim_table(part, scale or MISSING, judged)))
-    if evidence is not None:
-        blocks += [_picture(part, str(path)) for path in evidence.head.get("figures") or []]
+    if evidence is not None and (figures := evidence.head.get("figures")):
+        blocks += [_picture(part, str(path)) for path in figures]
+        if any(path.endswith(_TESTED) for path in figures):
+            blocks.append(_FAMILY)
     if evidence is not None and evidence.runs:
         blocks.append(markdown_table(_measured(part, evidence)))
         if steps := _ladders(part, evidence):
             blocks.append(markdown_table(steps))
     if evidence is not None and (computed := _computed(evidence)):
         blocks.append(markdown_table(computed))
-    notes = dict.fromkeys(f"- {escape_markdown(note)}" for j in judged for note in j.claim.caveats)
-    if notes:
-        blocks.append("\n".join(notes))
+    if notes := _notes(judged):
+        blocks.append("\n".join(f"{n}. {escape_markdown(text)}" for text, n in notes.items()))
     return "\n\n".join(blocks)
 
 
@@ -92,14 +124,26 @@ def _picture(part: Part, path: str) -> str:
     return f"![{part.name} {part.part}: {words}]({path})"
 
 
-def _how(head: Mapping[str, object]) -> str:
-    commands = "\n".join(map(str, head.get("commands") or []))  # pyright: ignore[reportArgumentType]
+def _how(part: Part, scale: str, evidence: Evidence) -> list[str]:
+    """Date, device, time, versions and commands; the runs, where some are missing; what settings and D are."""
+    head = evidence.head
+    commands = "\n".join(map(str, head.get("commands") or []))
     versions = head.get("versions")
     words = ", ".join(f"{name} {v}" for name, v in versions.items()) if isinstance(versions, Mapping) else ""
+    words += "".join(f", commit {revision[:7]}" for revision in str(head.get("git") or "").split(", ") if revision)
     seconds = head.get("seconds")
-    took = f", {float(seconds) / 60:.1f} minutes of runs" if isinstance(seconds, (int, float)) else ""
+    took = f", {float(seconds) / 60:.1f} minutes, summed over runs" if isinstance(seconds, (int, float)) else ""
     device = f", on {head['device']}" if head.get("device") else ""
-    return f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.\n\n```\n{commands}\n```"
+    blocks = [f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.", f"```\n{commands}\n```"]
+    planned, there = part.runs_at(scale), sum(run.record.ended for run in evidence.runs)
+    if there < planned:
+        blocks.append(f"**Not whole: {there} of {planned} runs have a result.**")
+    settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]
+    facts = [f"Settings: {escape_markdown('; '.join(settings))}."] if settings else []
+    if evidence.runs:
+        rise = f"{part.delta:g} nat{'' if part.delta == 1 else 's'}"
+        facts.append(f"A finite run counts as diverged where its loss ends {rise} above its lowest level.")
+    return blocks + [" ".join(facts)] * bool(facts)
 
 
 def _measured(part: Part, evidence: Evidence) -> Table:
@@ -107,11 +151,11 @@ def _measured(part: Part, evidence: Evidence) -> Table:
     rows = []
     for (setting, arm, lr), runs in _cells(evidence).items():
         diverged = sum(run.record.diverged for run in runs)
-        cells = [_mean([v for run in runs if (v := run.metric(name)) is not None]) for name in names]
-        where = (setting, arm) if setting else (arm,)
+        columns = [[v for run in runs if (v := run.metric(name)) is not None] for name in names]
+        cells = [_mean(values) + (f" of {len(values)}" if 0 < len(values) < len(runs) else "") for values in columns]
         used = runs[0].record.lr if lr is None else lr
         rate = MISSING if used is None else f"{used:g}"
-        rows.append((" ".join(where), rate, str(len(runs)), str(diverged), *cells))
+        rows.append((f"{arm}@{setting}" if setting else arm, rate, str(len(runs)), str(diverged), *cells))
     return Table("Measured", ("arm", "lr", "seeds", "diverged", *names), tuple(rows))
 
 

@@ -433,6 +433,22 @@ def test_curves_are_of_the_highest_learning_rate_that_every_arm_has(tmp_path: Pa
     assert set(legend_of(figure)) == {"none", "qknorm"}
 
 
+def test_curves_are_of_the_learning_rate_at_which_arms_differ_most(tmp_path: Path, style: None) -> None:
+    """A rate at which all fail alike says nothing of them; one at which some diverge says most."""
+    ladders = {"none": [2.0, 2.5, 3.0], "qknorm": [2.0, 2.1, 3.0]}
+    for arm, losses in ladders.items():
+        for lr, loss in zip(LRS, losses, strict=True):
+            write_run(tmp_path, arm, lr, 0, loss, rows=log())
+    figure = curves(read(tmp_path))
+    assert figure
+    assert figure.get_suptitle() == f"lr={LRS[1]:g}, seed 0"
+    for arm in ladders:
+        write_run(tmp_path, arm, 1.0, 0, None if arm == "none" else 2.0, rows=log(), diverged=arm == "none")
+    figure = curves(read(tmp_path))
+    assert figure
+    assert figure.get_suptitle() == "lr=1, seed 0"
+
+
 def test_an_arm_without_the_common_seed_says_its_own(tmp_path: Path, style: None) -> None:
     for arm, seed in (("none", 0), ("qknorm", 0), ("zloss", 7)):
         write_run(tmp_path, arm, seed=seed, rows=log())
@@ -563,7 +579,7 @@ def test_the_decision_is_that_of_the_sentences(sweep: Path, style: None) -> None
         assert mean
         assert xy(point) == ([mean.value], [y])
         change = ladders[arm].difference
-        assert (point.get_markerfacecolor() != "white") is (change is None or bool(change.significant))
+        assert (point.get_markerfacecolor() != "white") is bool(change and change.significant)
         (interval,) = (line for line in lines(sensitivity, "interval") if xy(line)[1] == [y, y])
         assert xy(interval)[0] == [mean.low, mean.high]
     assert lines(sensitivity, "qknorm")[0].get_markerfacecolor() != "white"

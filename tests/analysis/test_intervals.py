@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 from stability_lab.analysis.statistics import (
     family,
@@ -118,6 +119,43 @@ def test_sample_sizes_are_those_of_statsmodels(effect: float, spread: float) -> 
     two = TTestIndPower().solve_power(effect_size=effect / spread, power=0.8, alpha=0.05, alternative="two-sided")
     found = unpaired_seeds(effect, spread)
     assert found == (None if two > 1000 else max(2, int(np.ceil(two))))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("tests", [1, 7])
+def test_power_is_that_of_an_integration_also_for_large_effects(tests: int) -> None:
+    """scipy's other tail is NaN from an effect of some standard errors on: the seeds were too few there."""
+    level = 1 - 0.05 / tests
+
+    def power(noncentrality: float, df: int) -> float:
+        limit = stats.t.ppf((1 + level) / 2, df)
+
+        def density(scale: float) -> float:
+            normal = stats.norm.sf(limit * scale - noncentrality) + stats.norm.cdf(-limit * scale - noncentrality)
+            return float(normal * stats.chi.pdf(scale * math.sqrt(df), df) * math.sqrt(df))
+
+        return integrate.quad(density, 0, 8, limit=400, points=[0.5, 1, 1.5, 2])[0]
+
+    for effect in np.arange(0.5, 9.0, 0.5):
+        n = paired_seeds(float(effect), 1.0, tests=tests)
+        assert n is not None
+        assert t_power(effect * math.sqrt(n), n - 1, level) == pytest.approx(
+            power(effect * math.sqrt(n), n - 1), abs=1e-8
+        )
+        assert power(effect * math.sqrt(n), n - 1) >= 0.8
+        assert n == 2 or power(effect * math.sqrt(n - 1), n - 2) < 0.8
+    assert paired_seeds(1e300, 1.0) == 2
+
+
+def test_a_missing_difference_makes_no_other_clearer() -> None:
+    clear = paired_difference([1.0, 1.1, 1.2, 1.3], [1.05, 1.12, 1.26, 1.33])
+    (alone,), (among, none) = family([clear]), family([clear, None], planned=2)
+    assert alone is not None
+    assert among is not None
+    assert none is None
+    assert clear.p is not None
+    assert (alone.p_holm, alone.tests) == (clear.p, 1)
+    assert (among.p_holm, among.tests) == (2 * clear.p, 2)
 
 
 @pytest.mark.oracle

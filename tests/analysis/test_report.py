@@ -16,7 +16,15 @@ from stability_lab.analysis import report
 from stability_lab.analysis.comparison import Comparison, compare
 from stability_lab.analysis.runs import find_runs
 from stability_lab.analysis.statistics import Difference, Mean
-from stability_lab.analysis.tables import Table, escape_latex, escape_markdown, latex_table, markdown_table, text_table
+from stability_lab.analysis.tables import (
+    Table,
+    escape_latex,
+    escape_markdown,
+    latex_table,
+    markdown_table,
+    p_text,
+    text_table,
+)
 
 
 @pytest.fixture
@@ -122,7 +130,7 @@ def test_differences_have_a_sign_and_an_interval() -> None:
         "-0.0123 [-0.0200, -0.0046]"
     )
     assert report.difference_text(Difference(0.5, None, None, None, 1, "paired")) == "+0.5000"
-    assert [report.p_text(p) for p in (1e-6, 0.0123, 0.5)] == ["< 0.0001", "0.012", "0.50"]
+    assert [p_text(p) for p in (1e-6, 0.0123, 0.5)] == ["< 0.0001", "0.012", "0.50"]
 
 
 def test_a_mismatch_marks_the_columns_that_it_spoils(make_run, tmp_path: Path) -> None:

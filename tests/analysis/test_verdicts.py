@@ -32,8 +32,13 @@ HIGH = [1.90, 1.91, 1.90, 1.92]
 NEAR = [1.83, 1.80, 1.80, 1.83]
 
 
-def bracket(low: float | None, high: float | None, monotone: bool = True) -> Bracket:
-    return Bracket(low, high, "low" if low is None else "high" if high is None else None, monotone, (1.0,))
+GRID = (1e-3, 3e-3, 1e-2, 3e-2)
+
+
+def bracket(low: float | None, high: float | None, monotone: bool = True, beyond: float = 0.0) -> Bracket:
+    """`beyond` is the stable part of the seeds above it."""
+    fraction = tuple(1.0 if high is None or lr < high else beyond for lr in GRID)
+    return Bracket(low, high, "low" if low is None else "high" if high is None else None, monotone, fraction)
 
 
 @pytest.mark.parametrize(("a", "b"), [(LOW, HIGH), (HIGH, LOW), (LOW, NEAR), (NEAR, LOW)])
@@ -54,7 +59,7 @@ def test_a_difference_and_its_direction() -> None:
     assert near.low is not None
     assert near.high is not None
     assert near.low < -0.01 < 0 < near.high < -near.low
-    assert near.detail == "it would take about 39 seeds"  # (2.8 / 0.463)^2, and two for the t
+    assert near.detail == "p 0.42; it would take about 39 seeds"  # (2.8 / 0.463)^2, and two for the t
     assert signed(paired_difference([1.8], [1.9]), 1).verdict == OPPOSITE
     assert signed(paired_difference([1.8], [1.9]), 1).detail == "one seed: no test"
     assert signed(paired_difference(LOW, LOW), 1).verdict == NOT_RESOLVABLE
@@ -69,7 +74,8 @@ def test_a_p_corrected_for_the_number_of_tests_decides() -> None:
     assert many[0].p_holm == pytest.approx(401 * clear.p)
     corrected = signed(many[0], -1)
     assert corrected.verdict == SAME
-    assert corrected.detail == f"it would take about {many[0].seeds_needed} seeds"
+    p = 401 * clear.p
+    assert corrected.detail == f"p {p:.2g} by Holm, 401 tests; it would take about {many[0].seeds_needed} seeds"
 
 
 def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() -> None:
@@ -81,8 +87,14 @@ def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() ->
     small = signed(d, -1, effect=-0.01)
     assert (small.verdict, small.detail) == (
         NOT_RESOLVABLE,
-        f"the published difference would take about {needed} seeds",
+        f"p 0.42; the published difference would take about {needed} seeds",
     )
+    # Among more tests the same difference takes more seeds: ours are enough for 5%, and not for a fifth of it.
+    just = next(effect for effect in np.arange(0.03, 0.1, 0.001) if (paired_seeds(effect, d.spread) or 99) <= 4)
+    assert signed(d, -1, effect=-just).verdict == SAME
+    fifth = family([d], planned=5)[0]
+    assert fifth is not None
+    assert signed(fifth, -1, effect=-just).verdict == NOT_RESOLVABLE
     found = signed(d, -1, effect=-1.0)
     assert found.verdict == SAME
     assert found.detail.endswith(" seeds; the published -1 is outside of the interval")
@@ -96,7 +108,7 @@ def test_a_spread_that_drowns_everything() -> None:
     hopeless = signed(paired_difference([1.0, -1.0, 1.0, -1.0], [-1.0, 1.0, -1.0, 1.001]), 1)
     assert (hopeless.verdict, hopeless.detail) == (
         NOT_RESOLVABLE,
-        "a difference of this size would take more than 1,000 seeds",
+        "p 1.00; a difference of this size would take more than 1,000 seeds",
     )
 
 
@@ -161,12 +173,29 @@ def test_printed_values_are_tested_with_their_own_uncertainty() -> None:
 def test_too_few_scored_steps_for_the_published_rates() -> None:
     # 4 (p + q) / (p - q)^2, doubled for 80% power: 2,513 for 0.03% against 0.40%.
     clear = paired_difference([0.1, 0.2, 0.1], [0.9, 1.0, 0.9])
-    short = spike_rates(clear, (2000, 9000), (0.03, 0.40))
+    short = spike_rates(clear, ((3, 2000), (80, 9000)), (0.03, 0.40))
     assert short.verdict == NOT_RESOLVABLE
-    assert short.detail == "the published rates would take 2,513 scored steps in each arm, and there are 2,000"
-    assert spike_rates(clear, (2600, 2600), (0.03, 0.40)).verdict == SAME_RESOLVED
-    assert spike_rates(clear, (2600, 2600), (0.40, 0.03)).verdict == CONTRADICTS
-    assert "93,097 scored steps" in spike_rates(None, (2600, 2600), (0.069, 0.108)).detail
+    words = "3 spikes in 2,000 scored steps against 80 in 9,000"
+    assert short.detail == f"{words}; the published rates would take 2,513 in each arm"
+    enough = ((3, 2600), (24, 2600))
+    assert spike_rates(clear, enough, (0.03, 0.40)).verdict == SAME_RESOLVED
+    assert spike_rates(clear, enough, (0.40, 0.03)).verdict == CONTRADICTS
+    assert "take 93,097 in each arm" in spike_rates(None, enough, (0.069, 0.108)).detail
+
+
+def test_runs_with_one_spike_each_are_no_proof() -> None:
+    """Three against none: no spread over runs, and yet chance, 2 (1/2)^3 by Fisher's test of rare events."""
+    one = paired_difference([0.1, 0.1, 0.1], [0.0, 0.0, 0.0])
+    assert one.p is not None
+    assert one.p < 1e-30
+    found = spike_rates(one, ((3, 3000), (0, 3000)), (0.40, 0.03))
+    assert (found.verdict, found.low) == (SAME, None)
+    assert found.detail == "3 spikes in 3,000 scored steps against 0 in 3,000; p 0.25"
+    assert spike_rates(one, ((3, 3000), (0, 3000)), (0.03, 0.40)).verdict == OPPOSITE
+    assert spike_rates(one, ((9, 3000), (0, 3000)), (0.40, 0.03)).verdict == SAME_RESOLVED
+    assert spike_rates(paired_difference([0.1], [0.0]), ((3, 3000), (0, 3000)), (0.40, 0.03)).verdict == SAME
+    none = spike_rates(paired_difference([0.0, 0.0], [0.0, 0.0]), ((0, 3000), (0, 3000)), (0.40, 0.03))
+    assert none.verdict == NOT_RESOLVABLE
 
 
 def test_brackets_that_do_not_touch_resolve_an_order() -> None:
@@ -188,6 +217,16 @@ def test_brackets_that_do_not_touch_resolve_an_order() -> None:
     assert "stable again" in odd.detail
 
 
+def test_one_unstable_run_of_three_orders_no_arms() -> None:
+    """A bracket ends where the first seed fails, so that more seeds alone would move it."""
+    high, chance = bracket(1e-2, 3e-2), bracket(1e-3, 3e-3, beyond=2 / 3)
+    assert stable_rates(high, chance, 1, 3).verdict == SAME
+    assert stable_rates(chance, high, 1, 3).verdict == OPPOSITE
+    assert stable_rates(high, chance, 1, 3).detail.endswith(
+        "where all seeds of one are stable, so are 67% of the other's"
+    )
+
+
 def test_every_verdict_was_reached_above() -> None:
     reached = {
         exact(1, 1, 0).verdict,
@@ -205,7 +244,7 @@ def test_a_direction_is_a_sign(direction: int) -> None:
     for call in (
         lambda: signed(paired_difference(LOW, HIGH), direction),
         lambda: printed_difference(1, 2, 0.1, direction),
-        lambda: stable_rates(bracket(1, 2), bracket(1, 2), direction, 3),
+        lambda: stable_rates(bracket(1e-3, 3e-3), bracket(1e-3, 3e-3), direction, 3),
     ):
         with pytest.raises(ValueError, match="direction is"):
             call()

@@ -108,7 +108,10 @@ def test_usable_range():
 def test_usable_range_with_bad_and_missing_runs():
     result = usable_range([1, 2, 3, 4], [2.0, 2.02, None, NAN])
     assert result is not None
-    assert (result.usable, result.edge) == ((1, 2), 4)
+    assert (result.usable, result.near, result.edge) == ((1, 2), (1, 2), 4)
+    bad = usable_range([1, 2, 3], [-INF, 2.0, 2.05])
+    assert bad is not None
+    assert (bad.usable, bad.near, bad.edge) == ((2,), (2, 3), None)
     assert usable_range([1, 2], [NAN, None]) is None
 
 
@@ -153,7 +156,7 @@ def test_published_decimals_at_the_limits():
     assert 4.001 - 3.901 > 0.1  # as floats
     found = usable_range([1.0, 2.0, 3.0], [3.901, 3.921, 4.001])
     assert found is not None
-    assert (found.usable, found.edge) == ((1.0, 2.0), None)
+    assert (found.usable, found.near, found.edge) == ((1.0, 2.0), (1.0, 2.0, 3.0), None)
     beyond = usable_range([1.0, 2.0], [3.901, 4.002])
     assert beyond is not None
     assert beyond.edge == 2.0

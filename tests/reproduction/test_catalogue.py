@@ -18,7 +18,15 @@ from stability_lab.tracking.manifest import fingerprint
 PARTS = [part for reproduction in reproductions().values() for part in reproduction.parts.values()]
 RUN = [(part, scale) for part in PARTS for scale in part.scales if part.arms]
 KINDS = {"exact", "printed", "equivalence", "spikes", "stable_lr", "not_built", *_DIFFERENCES}
-DERIVED = {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z", "rms_growth"}
+DERIVED = {
+    "grad_level",
+    "grad_growth",
+    "log_injected_ratio",
+    "abs_log_z",
+    "rms_growth",
+    "loss_peak",
+    "log_tokens_per_s",
+}
 MEASURED = {"val/loss", "val/ppl", "attn/max_logit", "attn/entropy", "attn/qk_gain", "weight/rms/embed", "tokens_per_s"}
 MEASURED |= {"max_attn_logit", "clip_fraction", "attn/score_mod/share/touched", "attn/score_mod/share/saturated"}
 METRICS = DERIVED | MEASURED | {"log10_max_attn_logit", "act/rms/*", "attn/entropy/*"}
@@ -137,7 +145,7 @@ def test_unknown_names_are_refused() -> None:
 
 def test_a_published_value_is_printed_with_its_uncertainty() -> None:
     (claim,) = [claim for claim in claims() if claim.id == "nvidia-ppl-cap-qknorm"]
-    assert claim.printed == "QK-norm 10.84, QK-norm with cap 50 11 ±0.1 (perplexity)"
+    assert claim.printed == "QK-norm: 10.84, QK-norm with cap 50: 11.00 ±0.1 (perplexity)"
     assert claim.where == "arXiv:2410.16682, table 4"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.analysis.verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
-from stability_lab.reproduction.catalogue import Claim, Part, claims_of, find
+from stability_lab.reproduction.catalogue import Claim, Part, Scale, claims_of, find
 from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, difference_of, judge, ladder_of
 from stability_lab.reproduction.evidence import Evidence, Run
 
@@ -45,7 +45,7 @@ def _score(spikes: int, scored: int) -> dict[str, Any]:
     return {"score": 100 * spikes / scored if scored else None, "n_spikes": spikes, "n_scored": scored}
 
 
-PART = Part("n", "p", "?", {}, arms={"a": (), "b": ()})
+PART = Part("n", "p", "?", {"cpu": Scale(1, lrs=(1e-3, 1e-2, 1e-1))}, arms={"a": (), "b": ()})
 
 
 def claim(kind: str, name: str = "n-x", **test: Any) -> Claim:
@@ -110,9 +110,15 @@ def test_differences_are_corrected_for_their_number() -> None:
 
 
 def test_the_learning_rate_is_named_by_its_place() -> None:
+    def found(runs: Sequence[Run], at: int) -> str:
+        (judged,) = judge(PART, [claim("difference", **TEST, at=at)], Evidence({"scale": "cpu"}, tuple(runs)))
+        return judged.finding.verdict
+
     runs = [*arms(LOW, HIGH, lr=1e-3), *arms(HIGH, LOW, lr=1e-1)]
-    assert verdict(runs, "difference", **TEST, at=0) == SAME_RESOLVED
-    assert verdict(runs, "difference", **TEST, at=-1) == CONTRADICTS
+    assert found(runs, 0) == SAME_RESOLVED
+    assert found(runs, -1) == CONTRADICTS
+    # Where no run has the last rate the claim is not judged at another.
+    assert found(runs[:6], -1) == NOT_RESOLVABLE
 
 
 def test_the_metric_may_be_another() -> None:
@@ -157,6 +163,30 @@ def test_the_largest_stable_learning_rate_is_compared_by_brackets() -> None:
     assert verdict(swapped(runs), "stable_lr", **up) == CONTRADICTS
     assert verdict(ladder({"a": [2.0, 2.1, 5.0], "b": [2.0, 2.2, 5.0]}), "stable_lr", **up) == NOT_RESOLVABLE
     assert verdict(arms(LOW, HIGH), "stable_lr", **up) == NOT_RESOLVABLE
+    gap = [run for run in runs if (run.arm, run.lr) != ("b", 1e-2)]
+    assert verdict(gap, "stable_lr", **up) == NOT_RESOLVABLE
+
+
+def test_a_sensitivity_up_to_a_learning_rate() -> None:
+    runs = ladder({"a": [2.0, 2.1, 3.9], "b": [2.0, 2.5, 3.0]})
+    evidence = Evidence({}, tuple(runs))
+    for up_to, expected in ((1.0, (0.1 + 1.9 - 0.5 - 1.0) / 3), (1e-2, (0.1 - 0.5) / 2)):
+        (judged,) = judge(PART, [claim("lr_sensitivity", **TEST, up_to=up_to)], evidence)
+        assert judged.finding.value == pytest.approx(expected)
+
+
+def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
+    runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
+    absent = claim("difference", a="a", b="c", direction=-1)
+    first, *rest = judge(PART, [claim("difference", **TEST), *[absent] * 4], Evidence({}, tuple(runs)))
+    assert first.finding.verdict == SAME
+    assert {j.finding.detail for j in rest} == {"an arm has no run with a finite value"}
+    gap = [run for run in ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]}) if run.arm == "a" or run.lr != 1e-2]
+    (judged,) = judge(PART, [claim("lr_sensitivity", **TEST)], Evidence({}, tuple(gap)))
+    assert judged.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
+    (judged,) = judge(PART, [claim("samples", a="x", b="y", direction=1)], Evidence({}, (), {"x": [1.0, 2.0]}))
+    assert judged.finding.verdict == NOT_RUN
+    assert judged.finding.detail == "its data are older and have no y: run the part again"
 
 
 def test_an_arm_in_a_setting() -> None:
@@ -167,16 +197,18 @@ def test_an_arm_in_a_setting() -> None:
     assert verdict(runs, "difference", a="a@x", b="a", direction=-1) == NOT_RESOLVABLE
 
 
-def test_an_interaction_is_half_of_the_change_of_an_effect() -> None:
+def test_an_interaction_is_the_change_of_an_effect() -> None:
     losses = {"none": 2.0, "first": 2.1, "second": 2.1, "both": 1.6}
     noise = {"none": [0, 0.01, 0.02], "first": [0.01, 0, 0.01], "second": [0, 0.02, 0], "both": [0.01, 0.01, 0]}
     runs = [made_run(arm, seed, loss + noise[arm][seed]) for arm, loss in losses.items() for seed in range(3)]
     test = {"factors": ["first", "second"], "arms": {arm: arm for arm in losses}, "direction": -1}
     (judged,) = judge(PART, [claim("interaction", **test)], Evidence({}, tuple(runs)))
     assert judged.finding.verdict == SAME_RESOLVED
-    expected = sum(1.6 + 2.0 - 2.1 - 2.1 + n for n in (0, -0.0, 0.01)) / 3 / 2
-    assert judged.finding.value == pytest.approx(expected, abs=0.003)
+    # By seed, both + none - first - second of the noise: 0.01 - 0.01, 0.01 + 0.01 - 0.02, 0.02 - 0.01.
+    assert judged.finding.value == pytest.approx(1.6 + 2.0 - 2.1 - 2.1 + 0.01 / 3)
     assert verdict(runs[:9], "interaction", **test) == NOT_RESOLVABLE
+    other = [made_run("second", seed, 2.1, batch="other") for seed in range(3)]
+    assert verdict([*(run for run in runs if run.arm != "second"), *other], "interaction", **test) == NOT_RESOLVABLE
 
 
 def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:

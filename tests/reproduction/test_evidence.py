@@ -23,6 +23,7 @@ def record(tmp_path: Path) -> RunRecord:
     """100 steps, a gradient norm of 8 at step 50, log Z that falls to -3."""
     rows = [
         {"step": step, "optim/grad_norm": 8.0 if step == 50 else NORMS[step - 1], "train/log_z_mean": -3.0}
+        | {"train/loss": 7.0 if step == 3 else 2.0}
         for step in range(1, 101)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -40,6 +41,7 @@ def record(tmp_path: Path) -> RunRecord:
             "x": math.nan,
         },
         "max_attn_logit": 1000.0,
+        "tokens_per_s": 5000.0,
         "scores": {"grad_norm": {"olmo2": {"score": 0.0, "n_spikes": 0, "n_scored": 10, "window": 1000, "steps": []}}},
     }
     manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": {"first_batch": "f", "documents": 3}}
@@ -60,6 +62,8 @@ def test_what_is_derived_from_the_series(record: RunRecord) -> None:
     assert found["abs_log_z"] == 3.0
     assert found["rms_growth"] == 3.0
     assert found["log10_max_attn_logit"] == 3.0
+    assert found["loss_peak"] == 7.0
+    assert found["log_tokens_per_s"] == pytest.approx(math.log(5000.0))
 
 
 def test_what_a_run_does_not_give_is_left_out(record: RunRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.analysis.verdicts import Finding
-from stability_lab.reproduction.catalogue import Part, Reproduction, Scale
+from stability_lab.reproduction.catalogue import Claim, Part, Reproduction, Scale
+from stability_lab.reproduction.claims import Judged
 from stability_lab.reproduction.evidence import Evidence, Run
-from stability_lab.reproduction.report import page, shown
+from stability_lab.reproduction.report import claim_table, page, shown
 
 
 def run(arm: str, lr: float, seed: int, loss: float, status: str = "completed") -> Run:
@@ -62,7 +64,7 @@ def test_what_the_learning_rates_say(text: str) -> None:
 
 def test_what_was_computed_and_how_it_was_run(text: str) -> None:
     assert rows(text, "| value | seeds") == ["| x | 2 | 2 \\[-10.7, 14.7\\] |"]
-    assert "1.5 minutes of runs" in text
+    assert "1.5 minutes, summed over runs" in text
     assert "```\na | b\n```" in text
     assert text.endswith("\n")
 
@@ -81,3 +83,34 @@ def test_what_was_computed_and_how_it_was_run(text: str) -> None:
 )
 def test_numbers_have_the_digits_that_are_needed(finding: Finding, expected: str) -> None:
     assert shown(finding) == expected
+
+
+def test_missing_runs_and_settings_are_told() -> None:
+    scale = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 1))
+    part = Part("n", "p", "Why?", {"cpu": scale}, arms={"none": ()}, settings={"small": ("model.d_model=64",)})
+    runs = [dataclasses.replace(run("none", lr, seed, 2.0), setting="small") for lr in (1e-3, 1e-2) for seed in (0, 1)]
+
+    def text(found: list[Run]) -> str:
+        return page(Reproduction("n", "it", ("p",), {"p": part}, {}), {("p", "cpu"): Evidence({}, tuple(found))})
+
+    assert "Settings: small is model.d\\_model=64." in text(runs)
+    assert rows(text(runs), "| arm | lr | seeds")[0].startswith("| none@small | 0.001 | 2 |")
+    assert "Not whole" not in text(runs)
+    assert "**Not whole: 3 of 4 runs have a result.**" in text(runs[:3])
+
+
+def test_a_mean_of_fewer_runs_says_so(text: str) -> None:
+    assert rows(text, "| arm | lr | seeds")[1].startswith("| none | 0.01 | 3 | 1 | 2.45 \\[1.81, 3.09\\] of 2 |")
+
+
+def test_claims_name_their_notes_and_units() -> None:
+    part = Part("n", "p", "Why?", {"cpu": Scale(1)}, arms={"a": (), "b": ()})
+    test = {"kind": "difference", "a": "a", "b": "b", "direction": -1}
+    notes = (("One.",), ("Two.", "One."))
+    claims = [
+        Claim(f"n-{i}", ("p",), "less", {"text": "t"}, {"loss": "less"}, test, caveats=c) for i, c in enumerate(notes)
+    ]
+    found = [Finding("x", -0.5, -0.6, -0.4), Finding("not run yet")]
+    table = claim_table(part, "cpu", [Judged(*pair) for pair in zip(claims, found, strict=True)])
+    assert [row[0] for row in table.rows] == ["less [1]", "less [2] [1]"]
+    assert [row[2] for row in table.rows] == ["-0.5 [-0.6, -0.4] nats", "-"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ class Chosen:
 
 
 def chosen(comparison: Comparison) -> Chosen | None:
-    """Of the settings in which most arms have a run the one with the highest learning rate, where arms differ most.
+    """Of the settings in which most arms have a run the one where arms differ most, the higher learning rate of equals.
 
     Of its seeds the one that most arms have; an arm without it shows its first. None where no run has a log.
     """
@@ -31,7 +32,11 @@ def chosen(comparison: Comparison) -> Chosen | None:
         (setting, {arm: runs for arm, cell in cells.items() if (runs := _logged(cell))})
         for setting, cells in comparison.grouping.settings()
     ]
-    setting, runs = max(settings, key=lambda found: (len(found[1]), _height(found[0])), default=({}, {}))
+
+    def rank(found: tuple[Mapping[str, Any], dict[str, list[RunRecord]]]) -> tuple[int, float, float]:
+        return len(found[1]), _spread(found[1].values(), comparison.metric), _height(found[0])
+
+    setting, runs = max(settings, key=rank, default=({}, {}))
     if not runs:
         return None
     seeds = Counter(str(seed_of(run)) for own in runs.values() for run in own)
@@ -47,6 +52,17 @@ def chosen(comparison: Comparison) -> Chosen | None:
 
 def _logged(cell: Cell) -> list[RunRecord]:
     return [run for run in cell.ended if (run.path / "metrics.jsonl").is_file()]
+
+
+def _spread(arms: Iterable[Sequence[RunRecord]], metric: str) -> float:
+    """Between the means of arms; infinite where one has no finite run and another has."""
+    means = []
+    for runs in arms:
+        values = [run.metric(metric) for run in runs if not run.diverged]
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        means.append(math.fsum(finite) / len(finite) if finite else math.inf)
+    known = [mean for mean in means if math.isfinite(mean)]
+    return 0.0 if not known else math.inf if len(known) < len(means) else max(known) - min(known)
 
 
 def _height(setting: Mapping[str, Any]) -> float:

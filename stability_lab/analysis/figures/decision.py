@@ -95,7 +95,7 @@ def _loss(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
         if line.ladder and difference:
             arm = line.ladder.arm
             interval(axes, y, look[arm], difference, bool(difference.significant), arm)
-    _quantity(axes, "best against best:\nloss minus the baseline's")
+    _quantity(axes, "best against best:\nloss less the baseline's (nats)")
 
 
 def _sensitivity(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:
@@ -105,7 +105,7 @@ def _sensitivity(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -
     for y, line in enumerate(lines):
         if line.ladder and (mean := line.ladder.sensitivity):
             change = line.ladder.difference
-            filled = line.tuned is None or bool(change and change.significant)
+            filled = bool(change and change.significant)
             interval(axes, y, look[line.ladder.arm], mean, filled, line.ladder.arm)
     _quantity(axes, "LR sensitivity (nats):\nless is more robust")
 
@@ -128,12 +128,10 @@ def _usable(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> Non
 def _sorted(ladder: Ladder) -> tuple[list[float], list[float], list[float], list[float]]:
     """Its learning rates: as good as the best, nearly so, worse, and those where a seed diverged."""
     known = [(lr, loss) for lr, loss in zip(ladder.lrs, ladder.losses, strict=True) if loss is not None]
-    lowest = min((loss for _, loss in known if math.isfinite(loss)), default=math.inf)
-    usable = ladder.usable.usable if ladder.usable else ()
-    finite = [(lr, loss) for lr, loss in known if math.isfinite(loss) and lr not in usable]
-    fair = [lr for lr, loss in finite if loss <= lowest + EDGE_NATS]
-    far = [lr for lr, _ in finite if lr not in fair]
-    return list(usable), fair, far, [lr for lr, loss in known if not math.isfinite(loss)]
+    usable, near = (ladder.usable.usable, ladder.usable.near) if ladder.usable else ((), ())
+    far = [lr for lr, loss in known if math.isfinite(loss) and lr not in near]
+    diverged = [lr for lr, loss in known if not math.isfinite(loss)]
+    return list(usable), [lr for lr in near if lr not in usable], far, diverged
 
 
 def _speed(axes: Axes, lines: Sequence[_Line], look: Mapping[str, Look]) -> None:

@@ -25,7 +25,6 @@ from stability_lab.analysis.figures.style import (
     view,
 )
 
-SIGNIFICANT = 0.05
 MOST_ROWS = 80
 _LINE = 0.17  # inches of one line of text
 
@@ -55,7 +54,7 @@ def differences(comparison: Comparison) -> Figure | None:
     look = looks(comparison.grouping.arms)
     for line, row in rows:
         if row.difference:
-            interval(axes, line.y, look[row.cell.arm], row.difference, _significant(row), row.cell.arm)
+            interval(axes, line.y, look[row.cell.arm], row.difference, bool(row.difference.significant), row.cell.arm)
         axes.text(1.02, line.y, _words(row), transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     text_rows(axes, [(line.y, line.text, line.row is None) for line in lines])
     bare_rows(axes)
@@ -104,10 +103,6 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     return padded(min(low, 0.0), max(high, 0.0))
 
 
-def _significant(row: Row) -> bool:
-    return row.p_holm is not None and row.p_holm <= SIGNIFICANT
-
-
 def _words(row: Row) -> str:
     """The difference as a number, and what one must know beside it."""
     difference, cell = row.difference, row.cell
@@ -127,8 +122,9 @@ def _words(row: Row) -> str:
 def _marks(rows: Sequence[Row]) -> list:
     grey = {"color": "0.35", "marker": "o", "markeredgewidth": 0.9}
     marks = []
-    if any(_significant(row) for row in rows):
+    known = [row.difference for row in rows if row.difference]
+    if any(difference.significant for difference in known):
         marks.append(entry("p ≤ 0.05 after Holm, 95% interval", **grey))
-    if any(row.difference and not _significant(row) for row in rows):
+    if not all(difference.significant for difference in known):
         marks.append(entry("not significant, or not tested", markerfacecolor="white", **grey))
     return marks

@@ -69,6 +69,8 @@ _UNITS = {
     "train/ppl": "training perplexity",
     "val/bits_per_byte": "validation loss (bits per byte)",
     "max_attn_logit": "largest attention logit",
+    "rms_growth": "residual RMS, last block over first",
+    "log_injected_ratio": "log of gradient norm at injected steps over before",
 }
 
 
