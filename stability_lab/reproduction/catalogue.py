@@ -47,6 +47,7 @@ class Part:
     delta: float = 1.0
     injected: tuple[int, ...] = ()
     figures: tuple[str, ...] = ("differences", "curves")
+    pair: tuple[str, ...] = ()
     compute: str | None = None
 
     def settings_at(self, scale: str) -> Mapping[str, tuple[str, ...]]:
@@ -155,7 +156,7 @@ def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
 
 
 def _part(name: str, key: str, node: Mapping[str, Any]) -> Part:
-    lists = {field: tuple(node[field]) for field in ("show", "injected", "figures") if field in node}
+    lists = {field: tuple(node[field]) for field in ("show", "injected", "figures", "pair") if field in node}
     axes = {field: _overrides(node[field]) for field in ("arms", "settings") if field in node}
     scales = {scale: _scale(values) for scale, values in node["scales"].items()}
     return Part(**{**node, "name": name, "part": key, **lists, **axes, "scales": scales})

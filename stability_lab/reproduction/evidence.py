@@ -149,6 +149,8 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
         jumps = [logs[row] - np.median(logs[row - _BEFORE : row]) for row in rows if row >= _BEFORE]
         if jumps:
             found["log_injected_ratio"] = float(np.mean(jumps))
+    if n:
+        found["spike_events"] = float(len(record.events("grad_norm_spike")))
     if n and np.isfinite(log_z).any():
         found["abs_log_z"] = abs(float(np.nanmean(log_z[-_LAST:])))
     if n and np.isfinite(losses).any():

@@ -29,7 +29,7 @@ DERIVED = {
 }
 MEASURED = {"val/loss", "val/ppl", "attn/max_logit", "attn/entropy", "attn/qk_gain", "weight/rms/embed", "tokens_per_s"}
 MEASURED |= {"max_attn_logit", "clip_fraction", "attn/score_mod/share/touched", "attn/score_mod/share/saturated"}
-METRICS = DERIVED | MEASURED | {"log10_max_attn_logit", "act/rms/*", "attn/entropy/*"}
+METRICS = DERIVED | MEASURED | {"spike_events", "log10_max_attn_logit", "act/rms/*", "attn/entropy/*"}
 
 
 def label(value: object) -> str:
@@ -85,6 +85,8 @@ def arms_of(test: Mapping[str, Any]) -> Iterator[str]:
 def test_a_part_is_whole(part: Part) -> None:
     assert bool(part.arms) != bool(part.compute)
     assert {part.metric, *part.show} <= METRICS
+    assert len(part.pair) in (0, 2)
+    assert set(part.pair) <= part.arms.keys()
     assert f"{part.delta:g}" in ("0.5", "1", "2")
     assert set(part.figures) <= {"decision", "loss_over_lr", "curves", "attention_logits", "differences"}
     assert "log_injected_ratio" not in (part.metric, *part.show) or part.injected

@@ -15,6 +15,7 @@ from stability_lab.analysis.runs import RunRecord
 from stability_lab.config import ConfigError
 from stability_lab.reproduction.evidence import Evidence, Run, read, small, write
 
+SCORE = {"score": 0.0, "n_spikes": 0, "n_scored": 10, "steps": []}
 NORMS = [2.0 + 0.01 * (step % 3) for step in range(1, 101)]
 
 
@@ -27,6 +28,10 @@ def record(tmp_path: Path) -> RunRecord:
         for step in range(1, 101)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    events = [
+        {"step": step, "event": name} for step, name in ((50, "grad_norm_spike"), (60, "grad_norm_spike"), (60, "x"))
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), encoding="utf-8")
     summary: dict[str, Any] = {
         "status": "completed",
         "verdict": "stable",
@@ -42,7 +47,7 @@ def record(tmp_path: Path) -> RunRecord:
         },
         "max_attn_logit": 1000.0,
         "tokens_per_s": 5000.0,
-        "scores": {"grad_norm": {"olmo2": {"score": 0.0, "n_spikes": 0, "n_scored": 10, "window": 1000, "steps": []}}},
+        "scores": {"grad_norm": {"olmo2": dict(SCORE, window=1000)}},
     }
     manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": {"first_batch": "f", "documents": 3}}
     return RunRecord(tmp_path, {"optimizer": {"lr": 1e-3}, "seed": 3, "model": {"d_model": 4}}, manifest, summary)
@@ -63,6 +68,7 @@ def test_what_is_derived_from_the_series(record: RunRecord) -> None:
     assert found["rms_growth"] == 3.0
     assert found["log10_max_attn_logit"] == 3.0
     assert found["loss_peak"] == 7.0
+    assert found["spike_events"] == 2
     assert found["log_tokens_per_s"] == pytest.approx(math.log(5000.0))
 
 
