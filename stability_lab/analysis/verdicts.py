@@ -137,7 +137,7 @@ def spike_rates(
     p_a, p_b = (rate / 100 for rate in published)
     needed, d = needed_steps(p_a, p_b), difference
     (spikes_a, steps_a), (spikes_b, steps_b) = counts
-    words = f"{spikes_a} spikes in {steps_a:,} scored steps against {spikes_b} in {steps_b:,}"
+    words = f"{spikes_a} spike{'s' * (spikes_a != 1)} in {steps_a:,} scored steps against {spikes_b} in {steps_b:,}"
     few = f"{words}; the published rates would take {needed:,} in each arm"
     if d is None:
         return Finding(NOT_RESOLVABLE, detail=few)
