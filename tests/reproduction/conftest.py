@@ -39,6 +39,7 @@ TINY_PARTS: Mapping[str, Any] = {
                 "question": "How high?",
                 "arms": {"none": ["+stabilizer=none"], "qknorm": ["+stabilizer=qknorm"]},
                 "delta": 0.5,
+                "pair": ["none", "qknorm"],
                 "scales": {
                     "cpu": {
                         "experiment": "nvidia_cpu",

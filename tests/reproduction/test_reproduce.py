@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stability_lab import launch
 from stability_lab.analysis import figures
 from stability_lab.analysis.verdicts import CONTRADICTS
 from stability_lab.reproduction import jobs
@@ -92,13 +93,14 @@ def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_comman
     data = {name: content for name, content in files(out).items() if name.startswith("data/")}
     assert set(data) == {"data/tiny_norms_cpu.jsonl", "data/tiny_ladder_cpu.jsonl"}
     pictures = re.findall(r"!\[[^]]+\]\((figures/[^)]+)\)", page.decode())
-    names = ("ladder_cpu/differences", "ladder_cpu/curves", "norms_cpu/differences", "norms_cpu/curves")
+    names = ("norms_cpu/differences", "norms_cpu/curves")
+    names = ("ladder_cpu/differences", "ladder_cpu/curves", "ladder_cpu/pair/curves", *names)
     assert pictures == [f"figures/tiny_{name}.png" for name in names]
     assert all((out / picture).is_file() for picture in pictures)
     # Figures call arms as the tables do, and not by their stabilizers, of which `layernorm` has none here.
-    assert drawn == [("layernorm", "rmsnorm"), ("none", "qknorm")]
+    assert drawn == [("layernorm", "rmsnorm"), ("none", "qknorm"), ("none", "qknorm")]
     assert b"not built yet" in page
-    assert b"a\\|b 0.5 \xc2\xb10.1" in page
+    assert b"a\\|b: 0.5 \xc2\xb10.1" in page
     norms = [json.loads(line) for line in data["data/tiny_norms_cpu.jsonl"].splitlines()]
     assert {(line["arm"], line["seed"]) for line in norms[1:]} == {
         (a, s) for a in ("layernorm", "rmsnorm") for s in (0, 1)
@@ -125,6 +127,18 @@ def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_comman
     assert third.code == 0
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
     assert sum(1 for _ in out.glob("tiny_norms_cpu/*/summary.json")) == 4
+
+
+@pytest.mark.slow
+def test_a_stop_in_a_later_part_leaves_the_page_of_the_earlier_ones(tiny, run_command, monkeypatch) -> None:
+    calls, train = itertools.count(), launch.main
+    monkeypatch.setattr(launch, "main", lambda words: train(words) if next(calls) < 2 else 130)
+    shown = run_command("reproduce", "tiny", "--part", "all")
+    assert shown.code == 130
+    assert "stopped: the same command goes on from here" in shown.err
+    page = (tiny / "outputs" / "reproduction" / "tiny.md").read_text(encoding="utf-8")
+    assert "equal within 5" in page
+    assert "not run yet" in page
 
 
 def test_what_was_not_run_says_so(tiny, run_command) -> None:
