@@ -874,7 +874,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         f"{FIGURES}/decision.py",
         "if math.isfinite(loss) and lr not in near",
-        "if math.isfinite(loss) and lr not in usable",
+        "if math.isfinite(loss) and lr in near",
         f"{TEST_FIGURES}::test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved",
     ),
     Mutant(
