@@ -106,8 +106,8 @@ MUTANTS: tuple[Mutant, ...] = (
     # Reproductions: the sign, the margin, the sample sizes and pairs behind a verdict.
     Mutant(
         VERDICTS,
-        "return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, chance)",
-        "return Finding(SAME_RESOLVED, *interval, chance)",
+        "return SAME_RESOLVED if same else CONTRADICTS",
+        "return SAME_RESOLVED",
         f"{TEST_VERDICTS}::test_swapping_the_arms_turns_the_verdict_round",
     ),
     Mutant(

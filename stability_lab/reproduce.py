@@ -54,10 +54,7 @@ def main(argv: Sequence[str]) -> int:
     code = 0
     for part in parts:
         made = plans[part.part][0]
-        for sweep in made:
-            code = max(code, _run(part, args.scale, sweep))
-            if code in STOPPED:
-                break
+        code = max(code, _run(part, args.scale, made))
         if code in STOPPED:
             print("stopped: the same command goes on from here", file=sys.stderr)
             break
@@ -149,15 +146,20 @@ def _plan_text(parts: Sequence[Part], scale: str, plans: Mapping[str, Plan], wit
     return "\n".join(blocks)
 
 
-def _run(part: Part, scale: str, sweep: Sweep) -> int:
-    """The exit code of the sweep; 0 where nothing is left to do."""
+def _run(part: Part, scale: str, made: Sequence[Sweep]) -> int:
+    """The highest exit code of the sweeps that have something left to do; none after one that was stopped."""
     from stability_lab.launch import main as train
     from stability_lab.reproduction.jobs import finished
 
-    if len(finished(part, scale, [sweep])) == len({job.digest for job in sweep.jobs}):
-        return 0
-    print(sweep.command, flush=True)
-    return train(sweep.words)
+    code = 0
+    for sweep in made:
+        if len(finished(part, scale, [sweep])) == len({job.digest for job in sweep.jobs}):
+            continue
+        print(sweep.command, flush=True)
+        code = max(code, train(sweep.words))
+        if code in STOPPED:
+            break
+    return code
 
 
 def _collect(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:

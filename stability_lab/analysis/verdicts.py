@@ -72,10 +72,10 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     if d.value == 0:
         return Finding(NOT_RESOLVABLE, *interval, "the two do not differ at all")
     if d.p_holm is None:
-        return Finding(SAME if same else OPPOSITE, *interval, "one seed: no test")
+        return Finding(_side(same, resolved=False), *interval, "one seed: no test")
     chance = _p(d.p_holm, d.tests)
     if d.significant:
-        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, chance)
+        return Finding(_side(same, resolved=True), *interval, chance)
     if effect:
         needed = _seeds_for(d, effect)
         if needed is None or needed > d.n:
@@ -86,7 +86,14 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     detail = f"{chance}; it would take {_seeds(d.seeds_needed)}"
     if effect and d.low is not None and d.high is not None and not d.low <= effect <= d.high:
         detail += f"; the published {effect:.3g} is outside of the interval"
-    return Finding(SAME if same else OPPOSITE, *interval, detail)
+    return Finding(_side(same, resolved=False), *interval, detail)
+
+
+def _side(same: bool, resolved: bool) -> str:
+    """The verdict on a sign: is it the published one, and can it be told from chance?"""
+    if resolved:
+        return SAME_RESOLVED if same else CONTRADICTS
+    return SAME if same else OPPOSITE
 
 
 def _seeds_for(d: Difference, effect: float) -> int | None:
@@ -117,10 +124,7 @@ def printed_difference(a: float, b: float, half: float, direction: int) -> Findi
     error = half / float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(2)
     value, wide = a - b, half * math.sqrt(2)
     p = float(2 * stats.norm.sf(abs(value) / error))
-    same = value * direction > 0
-    verdict = SAME if same else OPPOSITE
-    if p <= 1 - LEVEL:
-        verdict = SAME_RESOLVED if same else CONTRADICTS
+    verdict = _side(value * direction > 0, p <= 1 - LEVEL)
     return Finding(verdict, value, value - wide, value + wide, f"{abs(value) / error:.1f} standard errors")
 
 
@@ -149,13 +153,10 @@ def spike_rates(
         return Finding(NOT_RESOLVABLE, *interval, words)
     same = (d.value > 0) == (p_a > p_b)
     if d.p is None:
-        return Finding(SAME if same else OPPOSITE, *interval, f"{words}; one seed: no test")
+        return Finding(_side(same, resolved=False), *interval, f"{words}; one seed: no test")
     steps = [[spikes_a, steps_a - spikes_a], [spikes_b, steps_b - spikes_b]]
     p = max(d.p, float(stats.fisher_exact(steps).pvalue))  # pyright: ignore[reportAttributeAccessIssue]
-    detail = f"{words}; {_p(p, 1)}"
-    if p <= 1 - LEVEL:
-        return Finding(SAME_RESOLVED if same else CONTRADICTS, *interval, detail)
-    return Finding(SAME if same else OPPOSITE, *interval, detail)
+    return Finding(_side(same, p <= 1 - LEVEL), *interval, f"{words}; {_p(p, 1)}")
 
 
 def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
@@ -173,8 +174,7 @@ def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
     same = above == (direction > 0)
     upper, lower = (a, b) if above else (b, a)
     odd = [name for name, bracket in (("the first", a), ("the second", b)) if not bracket.monotone]
-    apart = [(own, other) for own, other in zip(upper.fraction, lower.fraction, strict=True) if own == 1 > other]
-    most = min((other for _, other in apart), default=1.0)
+    most = min((other for own, other in zip(upper.fraction, lower.fraction, strict=True) if own == 1), default=1.0)
     why = None
     if seeds < 2:
         why = "one seed"
@@ -182,9 +182,7 @@ def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
         why = f"{' and '.join(odd)} is stable again above an unstable rate"
     elif most > 0:
         why = f"where all seeds of one are stable, so are {most:.0%} of the other's"
-    if why is not None:
-        return Finding(SAME if same else OPPOSITE, None, low, high, f"{words}; {why}")
-    return Finding(SAME_RESOLVED if same else CONTRADICTS, None, low, high, words)
+    return Finding(_side(same, why is None), None, low, high, f"{words}; {why}" if why else words)
 
 
 def _p(p_holm: float, tests: int) -> str:

@@ -154,7 +154,7 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
     if n and np.isfinite(log_z).any():
         found["abs_log_z"] = abs(float(np.nanmean(log_z[-_LAST:])))
     if n and np.isfinite(losses).any():
-        found["loss_peak"] = float(np.nanmax(losses[np.isfinite(losses)]))
+        found["loss_peak"] = float(losses[np.isfinite(losses)].max())
     final = record.summary.get("final") or {}
     streams = [float(final[key]) for key in sorted(final) if key.startswith("act/rms/L")]
     if streams and streams[0] > 0:

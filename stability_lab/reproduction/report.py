@@ -21,13 +21,10 @@ _UNITS = {
     "val/loss": "nats",
     "abs_log_z": "nats",
     "log10_max_attn_logit": "decades",
-    "tokens_per_s": "tokens/s",
     **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
 }
 _TESTED = ("/decision.png", "/differences.png")
-_FAMILY = (
-    "A filled mark is significant by Holm's rule among the differences of its figure, which are others than the claims."
-)
+_FAMILY = "A filled mark is significant by Holm's rule among the differences of its figure; claims are another family."
 
 
 def load(reproduction: Reproduction, folder: Path) -> dict[tuple[str, str], Evidence]:
