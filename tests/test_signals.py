@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,15 @@ def test_an_interruption_ends_a_sweep_and_its_command_completes_it(
     assert rows(Path(jobs[1]["path"])) == rows(whole)
 
 
-def test_the_handlers_are_as_before_afterwards() -> None:
+@pytest.fixture
+def in_the_foreground() -> Iterator[None]:
+    """A shell starts its background jobs with Ctrl-C ignored, and a test run may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_handlers_are_as_before_afterwards(in_the_foreground: None) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with interruption() as stop:
         assert signal.getsignal(signal.SIGINT) is stop
