@@ -66,6 +66,9 @@ def run(argv: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except PermissionError as error:
+        print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in _NO_WRITE and not isinstance(error, BrokenPipeError):
             raise

@@ -45,9 +45,10 @@ def printable(text: str) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
     known = sorted(known)
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    folded = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {folded[close[0]]}?"
     return f"known are {', '.join(known)}" if known else "there is none to set"
 
 

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from stability_lab.analysis.tables import Table, text_table
+from stability_lab.files import replace_file
 from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
 from stability_lab.tracking.manifest import redact
 
@@ -182,9 +183,7 @@ def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[s
     }
     target = journal.folder / RESULT
     try:
-        temporary = target.with_name(f".{RESULT}.{os.getpid()}")
-        temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
-        temporary.replace(target)
+        replace_file(target, json.dumps(content, indent=2, default=str) + "\n")
     except OSError as error:
         _log.error("%s could not be written: %s", target, error.strerror)
         code = code or 1

@@ -21,7 +21,7 @@ LONGEST_FILE = 400
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"config", "seams", "numerics", "judge", "lock", "signals"},
+    {"config", "seams", "numerics", "judge", "lock", "signals", "files"},
     {"model", "objective", "stabilizers", "data", "tracking", "compose", "console", "naming"},
     {"diagnostics", "analysis"},
     {"series"},

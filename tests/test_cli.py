@@ -271,3 +271,12 @@ def test_the_process_ends_with_the_code_of_the_command(capsys: pytest.CaptureFix
         cli.main(["nonsense"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: nonsense is not a command: ")
+
+
+def test_what_must_not_be_read_is_one_sentence(run_command, monkeypatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", "outputs/reproduction")
+
+    monkeypatch.setattr("stability_lab.reproduce.main", refuse)
+    shown = run_command("reproduce", "textbook")
+    assert (shown.code, shown.err) == (2, "error: outputs/reproduction: Permission denied\n")

@@ -76,17 +76,16 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     chance = _p(d.p_holm, d.tests)
     if d.significant:
         return Finding(_side(same, resolved=True), *interval, chance)
+    verdict, detail = _side(same, resolved=False), f"{chance}; it would take {_seeds(d.seeds_needed)}"
     if effect:
         needed = _seeds_for(d, effect)
         if needed is None or needed > d.n:
-            detail = f"{chance}; the published difference would take {_seeds(needed)}"
-            return Finding(NOT_RESOLVABLE, *interval, detail)
+            verdict, detail = NOT_RESOLVABLE, f"{chance}; the published difference would take {_seeds(needed)}"
+        if d.low is not None and d.high is not None and not d.low <= effect <= d.high:
+            detail += f"; the published {effect:.3g} is outside of the interval"
     elif d.seeds_needed is None:
-        return Finding(NOT_RESOLVABLE, *interval, f"{chance}; a difference of this size would take {_seeds(None)}")
-    detail = f"{chance}; it would take {_seeds(d.seeds_needed)}"
-    if effect and d.low is not None and d.high is not None and not d.low <= effect <= d.high:
-        detail += f"; the published {effect:.3g} is outside of the interval"
-    return Finding(_side(same, resolved=False), *interval, detail)
+        verdict, detail = NOT_RESOLVABLE, f"{chance}; a difference of this size would take {_seeds(None)}"
+    return Finding(verdict, *interval, detail)
 
 
 def _side(same: bool, resolved: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,12 +55,14 @@ class Part:
         """Label -> overrides; one without a name where there is no further axis."""
         return self.scales[scale].settings or self.settings or {"": ()}
 
-    def runs_at(self, scale: str) -> int:
-        """How many runs the part has at a scale; 0 where it has not that scale, or trains nothing."""
+    def runs_at(self, scale: str) -> list[tuple[str, str, float | None, int]]:
+        """Setting, arm, learning rate and seed of each run; none where the part has not that scale, or trains
+        nothing."""
         at = self.scales.get(scale)
         if at is None or self.compute is not None:
-            return 0
-        return len(self.arms) * len(self.settings_at(scale)) * max(1, len(at.lrs)) * len(at.seeds)
+            return []
+        lrs = at.lrs or (None,)
+        return list(itertools.product(self.settings_at(scale), self.arms, lrs, at.seeds))
 
     def at(self, scale: str) -> Scale:
         """ConfigError where the part has not that scale."""

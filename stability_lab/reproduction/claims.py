@@ -82,8 +82,9 @@ def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Di
         return Finding(NOT_BUILT)
     if evidence is None:
         return Finding(NOT_RUN)
-    if missing := [name for name in _values(test) if evidence.values and name not in evidence.values]:
-        return Finding(NOT_RUN, detail=f"its data are older and have no {missing[0]}: run the part again")
+    computed = part.compute is not None
+    if missing := [name for name in _values(test) if computed and name not in evidence.values]:
+        return Finding(NOT_RUN, detail=_older(missing[0]))
     if kind == "exact":
         return exact(float(evidence.values[test["value"]]), test["printed"], test["tolerance"])  # pyright: ignore
     if kind == "printed":
@@ -97,7 +98,7 @@ def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Di
     if kind == "stable_lr":
         return _stable(part, test, evidence)
     if difference is None:
-        return Finding(NOT_RESOLVABLE, detail=_why_none(part, test, evidence))
+        return _none(part, test, evidence)
     return signed(difference, test["direction"], test.get("effect"))
 
 
@@ -135,14 +136,34 @@ def _values(test: Mapping[str, Any]) -> list[str]:
     return [str(test[key]) for key in ("value", "a", "b") if key in test and test["kind"] != "printed"]
 
 
-def _why_none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> str:
+def _older(what: str) -> str:
+    return f"its data are older and have no {what}: run the part again"
+
+
+def _none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+    """Why there is no difference."""
     if test["kind"] == "lr_sensitivity":
         for one, other in ((test["a"], test["b"]), (test["b"], test["a"])):
             ladder = ladder_of(part, evidence, one, other, test.get("up_to", math.inf))
             if ladder is None or ladder.sensitivity is None:
                 why = "no ladder of learning rates" if ladder is None else ladder.reason
-                return f"{one} has no LR sensitivity: {why}"
-    return "an arm has no run with a finite value"
+                return Finding(NOT_RESOLVABLE, detail=f"{one} has no LR sensitivity: {why}")
+    metric, arms = test.get("metric", part.metric), test.get("arms") or {"a": test["a"], "b": test["b"]}
+    for arm in arms.values():
+        runs = _at(part, evidence, test, arm)
+        if not runs:
+            return Finding(NOT_RESOLVABLE, detail=f"{arm} has no run with a result")
+        if not any(run.record.metric(metric) is not None for run in runs):
+            # A run that diverged may lack a value; one that did not has all that its version knew.
+            sound = any(not run.record.diverged for run in runs)
+            return Finding(NOT_RUN, detail=_older(metric)) if sound else Finding(NOT_RESOLVABLE, detail=_all_gone(arm))
+        if not _by_seed(runs, metric):
+            return Finding(NOT_RESOLVABLE, detail=_all_gone(arm))
+    return Finding(NOT_RESOLVABLE, detail="the arms have no pair of finite runs on the same batches")
+
+
+def _all_gone(arm: str) -> str:
+    return f"{arm} has no run with a finite value"
 
 
 _DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Difference | None]] = {
@@ -154,14 +175,14 @@ _DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Differe
 
 
 def _equivalence(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
-    if evidence.values:
+    if part.compute is not None:
         return equal(_list(evidence, test["a"]), _list(evidence, test["b"]), test["margin"])
     metric = test.get("metric", part.metric)
     a, b = (_at(part, evidence, test, test[side]) for side in "ab")
     own, other = _by_seed(a, metric), _by_seed(b, metric)
     common = [seed for seed in own if seed in other]
     if not common or not _paired(a, b):
-        return Finding(NOT_RESOLVABLE, detail="the arms have no pair of finite runs on the same batches")
+        return _none(part, test, evidence)
     return equal([own[seed] for seed in common], [other[seed] for seed in common], test["margin"])
 
 

@@ -1,7 +1,7 @@
-"""What the verdicts of a part rest on: a few kilobytes a run, one JSON object a line, first a line on the whole part.
+"""What the verdicts of a part rest on: of each run a few kilobytes, or computed values.
 
-A line of a run is a small copy of its files in their own layout, so that what reads runs elsewhere reads it too. A line
-of computed values maps names to a number, or to one number a seed.
+What is kept of a run is a small copy of its files in their own layout, so that what reads runs elsewhere reads it too.
+Computed values have names and are a number, or one number a seed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stability_lab.analysis.runs import RunRecord
-from stability_lab.config import ConfigError
+from stability_lab.analysis.sources import shown
+from stability_lab.tracking.jsonl import EVENTS, METRICS
 
 # Of the columns `final` and of the gradient norm's definitions, what tables and claims use.
 _DEFINITIONS = ("olmo2", "olmo_core", "robust")
@@ -52,10 +52,6 @@ class Evidence:
     values: Mapping[str, float | list[float]] = field(default_factory=dict)
 
 
-def file_name(name: str, part: str, scale: str) -> str:
-    return f"{name}_{part}_{scale}.jsonl"
-
-
 def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
     """The part of a run's files that is kept, with what is derived from its series."""
     manifest, summary = record.manifest, record.summary
@@ -79,40 +75,26 @@ def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
     }
 
 
-def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Replace `path`; `kept` are the runs' `small` dicts, in the order of `evidence.runs`."""
-    lines: list[dict[str, Any]] = [dict(evidence.head)]
-    for run, content in zip(evidence.runs, kept, strict=True):
-        lines.append({"arm": run.arm, "setting": run.setting, "lr": run.lr, "seed": run.seed, **content})
-    if evidence.values:
-        lines.append({"values": dict(evidence.values)})
-    text = "".join(json.dumps(_words(line), sort_keys=True, allow_nan=False) + "\n" for line in lines)
+def damage(record: RunRecord) -> str:
+    """What is missing in the files of a run that has ended, on which derived values rest; empty where nothing is."""
+    for name in (METRICS, EVENTS):
+        if not (record.path / name).is_file():
+            return f"{shown(record.path)}: {name} is missing"
+    steps = record.series("step")["step"]
+    there, made = len(np.unique(steps[np.isfinite(steps)])), record.metric("steps") or 0
+    if there < made:
+        return f"{shown(record.path / METRICS)} has {there:,} of {made:,.0f} steps"
+    with (record.path / EVENTS).open(encoding="utf-8", errors="replace") as lines:
+        if not all(map(_is_object, lines)):
+            return f"{shown(record.path / EVENTS)} has a line that is not JSON"
+    return ""
+
+
+def _is_object(line: str) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"--out: {path} cannot be written: {error.strerror}") from error
-
-
-def read(path: Path, delta: float = 1.0) -> Evidence:
-    """ConfigError where the file is missing or damaged. `delta` is the D by which a run counts as diverged."""
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        head, *rest = (dict(line) for line in lines)
-        values = {name: value for line in rest if "values" in line for name, value in line["values"].items()}
-        runs = tuple(_run(line, path, delta) for line in rest if "arm" in line)
-        return Evidence(head, runs, values)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}: {error}): run the part again") from error
-
-
-def _run(line: Mapping[str, Any], path: Path, delta: float) -> Run:
-    record = RunRecord(path, line["config"], line["manifest"], by_delta(line["summary"], delta))
-    return Run(line["arm"], line["setting"], line["lr"], line["seed"], record)
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def by_delta(summary: Mapping[str, Any], delta: float) -> dict[str, Any]:
@@ -166,14 +148,3 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
     if speed is not None and speed > 0:
         found["log_tokens_per_s"] = math.log(speed)
     return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _words(value: Any) -> Any:
-    """JSON has no NaN; `analysis.runs.number` reads these words back."""
-    if isinstance(value, Mapping):
-        return {str(key): _words(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_words(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value

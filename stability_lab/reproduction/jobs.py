@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from stability_lab import __version__
 from stability_lab.analysis.runs import RunRecord, read_run
+from stability_lab.analysis.sources import shown
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import ConfigError, from_plain
-from stability_lab.naming import CONFIG, MANIFEST, read_object
+from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.reproduction.catalogue import Part
-from stability_lab.reproduction.evidence import Run
+from stability_lab.reproduction.evidence import Run, damage
 from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -91,21 +92,43 @@ def workers_of(part: Part, scale_name: str) -> int:
     return _workers(scale_name, part.at(scale_name).workers)
 
 
-def finished(part: Part, scale: str, made: Sequence[Sweep]) -> dict[str, RunRecord]:
-    """Fingerprint -> run, of those that have a result. Runs of an earlier form of the part do not count."""
+@dataclass(frozen=True)
+class There:
+    """What lies in a part's folder: runs with a result, and a sentence on each that has one but is damaged, which
+    `train` takes for finished and does not make again."""
+
+    runs: Mapping[str, RunRecord]  # by fingerprint
+    faults: Mapping[str, str]
+
+    def left(self, sweeps: Sequence[Sweep]) -> list[Job]:
+        """What `train` would still do."""
+        done = {*self.runs, *self.faults}
+        return [job for sweep in sweeps for job in sweep.jobs if job.digest not in done]
+
+
+def there(part: Part, scale: str, made: Sequence[Sweep]) -> There:
+    """Runs of an earlier form of the part do not count."""
     folder = Path(RUNS) / group_of(part, scale)
     wanted = {job.digest for sweep in made for job in sweep.jobs}
-    found = {}
+    runs, faults = {}, {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        digest = read_object(path / MANIFEST).get("fingerprint")
-        if digest in wanted and (path / CONFIG).is_file():
-            try:
-                run = read_run(path)
-            except ConfigError:
-                continue  # half-written: it goes on, or begins anew
-            if run.ended:
-                found[str(digest)] = run
-    return found
+        known = read_object(path / MANIFEST).get("fingerprint")
+        # Without it, `train` goes by the folder's name.
+        digest = known or next((digest for digest in wanted if f"_{digest[:8]}" in path.name), None)
+        if digest not in wanted or not (path / CONFIG).is_file():
+            continue
+        if not is_finished(read_object(path / SUMMARY)):
+            continue  # it goes on, or begins anew
+        try:
+            run = read_run(path)
+            why = damage(run) if known else f"{shown(path / MANIFEST)} has no fingerprint"
+        except ConfigError as error:
+            why = str(error)
+        if why:
+            faults[digest] = f"{why}: delete the folder, and the same command makes the run again"
+        else:
+            runs[digest] = run
+    return There(runs, {digest: why for digest, why in faults.items() if digest not in runs})
 
 
 def collected(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[Run]:
@@ -123,21 +146,22 @@ class Estimate:
 
     seconds: float
     how: str
+    here: bool = True  # by what this machine does
 
 
 def estimate(
     made: Sequence[Sweep],
-    done: Mapping[str, RunRecord],
+    there: There,
     workers: int,
     scale: str,
     known: MutableMapping[str, Timing],
 ) -> Estimate:
     """From the speed of runs that are there, else from a few steps of one run here; without a GPU, those that need one
     from their FLOPs. `known` keeps what was measured: parts that share a base share its speed."""
-    left = [job for sweep in made for job in sweep.jobs if job.digest not in done]
+    left = there.left(made)
     if not left:
-        return Estimate(0.0, "all runs are there")
-    if speeds := [speed for run in done.values() if (speed := run.metric("tokens_per_s"))]:
+        return Estimate(0.0, "all others are damaged" if there.faults else "all runs are there")
+    if speeds := [speed for run in there.runs.values() if (speed := run.metric("tokens_per_s"))]:
         seconds = sum(tokens_of(job) for job in left) / median(speeds)
         return Estimate(seconds / workers, "from the speed of the runs that are there")
     from stability_lab.cost import measure, scaled, speed_key
@@ -146,9 +170,8 @@ def estimate(
     flops = [flops_of(job) for job in left]
     if scale != "cpu" and not _has_cuda():
         seconds = sum(flops) / (ASSUMED_SHARE * H200_FLOPS)
-        return Estimate(
-            seconds, f"no GPU here: {sum(flops):.2g} FLOPs at an assumed {ASSUMED_SHARE:.0%} of an H200's peak"
-        )
+        how = f"no GPU here: {sum(flops):.2g} FLOPs of training at an assumed {ASSUMED_SHARE:.0%} of an H200's peak"
+        return Estimate(seconds, f"{how}; without start, compilation and evaluation", here=False)
     key = speed_key(first)
     if key not in known:
         known[key] = measure(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from stability_lab.analysis.ladders import Ladder
@@ -12,8 +12,9 @@ from stability_lab.analysis.statistics import t_interval
 from stability_lab.analysis.tables import MISSING, Table, escape_markdown, markdown_table
 from stability_lab.analysis.verdicts import VERDICTS, Finding
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
-from stability_lab.reproduction.claims import Judged, judge, ladder_of
-from stability_lab.reproduction.evidence import Evidence, Run, file_name, read
+from stability_lab.reproduction.claims import NOT_BUILT, Judged, judge, ladder_of
+from stability_lab.reproduction.datafile import data_path, read
+from stability_lab.reproduction.evidence import Evidence, Run
 
 Found = Mapping[tuple[str, str], Evidence]  # (part, scale) -> evidence
 # Of a difference in a metric; those that are missing are pure numbers.
@@ -27,14 +28,16 @@ _TESTED = ("/decision.png", "/differences.png")
 _FAMILY = "A filled mark is significant by Holm's rule among the differences of its figure; claims are another family."
 
 
-def load(reproduction: Reproduction, folder: Path) -> dict[tuple[str, str], Evidence]:
-    """What lies in `folder`; ConfigError for a damaged file."""
+def load(
+    reproduction: Reproduction, out: Path, without: Collection[tuple[str, str]] = ()
+) -> dict[tuple[str, str], Evidence]:
+    """The data below `out`, besides those that are to be replaced; ConfigError for a damaged file."""
     found = {}
     for part in reproduction.parts.values():
-        for scale in SCALES:
-            path = folder / file_name(reproduction.name, part.part, scale)
-            if path.is_file():
-                found[part.part, scale] = read(path, part.delta)
+        for scale in part.scales:
+            path = data_path(part, scale, out)
+            if (part.part, scale) not in without and path.exists():
+                found[part.part, scale] = read(path, part, scale)
     return found
 
 
@@ -42,6 +45,7 @@ def page(reproduction: Reproduction, found: Found) -> str:
     """Markdown: every part with its claims, those that were not run too."""
     blocks = [f"# {reproduction.name}", _sentence(reproduction.about)]
     verdicts: Counter[str] = Counter()
+    not_built: set[str] = set()  # a method that is not built is one, in however many parts it would be tried
     bodies = []
     for part in reproduction.parts.values():
         bodies.append(f"## {part.part}\n\n{escape_markdown(part.question)}")
@@ -49,9 +53,11 @@ def page(reproduction: Reproduction, found: Found) -> str:
         for scale in scales or [None]:
             evidence = None if scale is None else found[part.part, scale]
             judged = judge(part, claims_of(part), evidence)
-            verdicts.update(j.finding.verdict for j in judged)
+            verdicts.update(j.finding.verdict for j in judged if j.finding.verdict != NOT_BUILT)
+            not_built.update(j.claim.id for j in judged if j.finding.verdict == NOT_BUILT)
             bodies.append(_body(part, scale, evidence, judged))
-    counted = [name for name in VERDICTS if verdicts[name]] + sorted(set(verdicts) - set(VERDICTS))
+    verdicts[NOT_BUILT] = len(not_built)
+    counted = [name for name in VERDICTS if verdicts[name]] + sorted(set(+verdicts) - set(VERDICTS))
     blocks.append("Verdicts: " + ", ".join(f"{verdicts[name]} {name}" for name in counted) + ".")
     return "\n\n".join([*blocks, *bodies]) + "\n"
 
@@ -116,6 +122,13 @@ def _body(part: Part, scale: str | None, evidence: Evidence | None, judged: Sequ
     return "\n\n".join(blocks)
 
 
+def runs_missing(part: Part, scale: str, evidence: Evidence | None) -> str:
+    """A sentence where runs of the part have no result."""
+    planned = len(part.runs_at(scale))
+    there = planned if evidence is None else sum(run.record.ended for run in evidence.runs)
+    return f"Not whole: {there} of {planned} runs have a result." if there < planned else ""
+
+
 def _picture(part: Part, path: str) -> str:
     words = path.rpartition("/")[2].rpartition(".")[0].replace("_", " ")
     return f"![{part.name} {part.part}: {words}]({path})"
@@ -129,18 +142,21 @@ def _how(part: Part, scale: str, evidence: Evidence) -> list[str]:
     words = ", ".join(f"{name} {v}" for name, v in versions.items()) if isinstance(versions, Mapping) else ""
     words += "".join(f", commit {revision[:7]}" for revision in str(head.get("git") or "").split(", ") if revision)
     seconds = head.get("seconds")
-    took = f", {float(seconds) / 60:.1f} minutes, summed over runs" if isinstance(seconds, (int, float)) else ""
+    took = "" if seconds is None else f", {_time(seconds)}{', summed over runs' if evidence.runs else ''}"
     device = f", on {head['device']}" if head.get("device") else ""
     blocks = [f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.", f"```\n{commands}\n```"]
-    planned, there = part.runs_at(scale), sum(run.record.ended for run in evidence.runs)
-    if there < planned:
-        blocks.append(f"**Not whole: {there} of {planned} runs have a result.**")
+    if missing := runs_missing(part, scale, evidence):
+        blocks.append(f"**{missing}**")
     settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]
     facts = [f"Settings: {escape_markdown('; '.join(settings))}."] if settings else []
     if evidence.runs:
         rise = f"{part.delta:g} nat{'' if part.delta == 1 else 's'}"
         facts.append(f"A finite run counts as diverged where its loss ends {rise} above its lowest level.")
     return blocks + [" ".join(facts)] * bool(facts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
 
 
 def _measured(part: Part, evidence: Evidence) -> Table:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stability_lab.files import replace_file
+
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 
 
@@ -80,12 +82,7 @@ class RunFiles:
 
     def write_text(self, name: str, content: str) -> None:
         """Replace the file `name`; a reader sees the old content or the new one, never a part."""
-        temporary = self.path / f".{name}.{os.getpid()}.tmp"
-        try:
-            temporary.write_text(content, encoding="utf-8")
-            os.replace(temporary, self.path / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(self.path / name, content)
 
     def close(self) -> None:
         while self._open:

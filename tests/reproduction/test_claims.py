@@ -180,13 +180,35 @@ def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
     absent = claim("difference", a="a", b="c", direction=-1)
     first, *rest = judge(PART, [claim("difference", **TEST), *[absent] * 4], Evidence({}, tuple(runs)))
     assert first.finding.verdict == SAME
-    assert {j.finding.detail for j in rest} == {"an arm has no run with a finite value"}
+    assert {j.finding.detail for j in rest} == {"c has no run with a result"}
     gap = [run for run in ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]}) if run.arm == "a" or run.lr != 1e-2]
     (judged,) = judge(PART, [claim("lr_sensitivity", **TEST)], Evidence({}, tuple(gap)))
     assert judged.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
-    (judged,) = judge(PART, [claim("samples", a="x", b="y", direction=1)], Evidence({}, (), {"x": [1.0, 2.0]}))
-    assert judged.finding.verdict == NOT_RUN
-    assert judged.finding.detail == "its data are older and have no y: run the part again"
+    computed = dataclasses.replace(PART, arms={}, compute="growth")
+    for test in (claim("samples", a="x", b="y", direction=1), claim("exact", value="y", printed=1, tolerance=0)):
+        for values in ({"x": [1.0, 2.0]}, {}):
+            (judged,) = judge(computed, [test], Evidence({}, (), values))
+            assert judged.finding.verdict == NOT_RUN
+            named = test.test.get("value", "y" if values else "x")
+            assert judged.finding.detail == f"its data are older and have no {named}: run the part again"
+
+
+@pytest.mark.parametrize("kind", ["difference", "equivalence"])
+def test_why_two_arms_cannot_be_compared(kind: str) -> None:
+    more = {"margin": 1} if kind == "equivalence" else {"direction": -1}
+
+    def found(runs: Sequence[Run], metric: str = "val/loss") -> tuple[str, str]:
+        (judged,) = judge(PART, [claim(kind, a="a", b="b", metric=metric, **more)], Evidence({}, tuple(runs)))
+        return judged.finding.verdict, judged.finding.detail
+
+    gone = [made_run("b", seed, None, status="diverged") for seed in range(3)]
+    runs = arms(LOW, HIGH)
+    assert found(runs, "new") == (NOT_RUN, "its data are older and have no new: run the part again")
+    assert found(runs[:3]) == (NOT_RESOLVABLE, "b has no run with a result")
+    assert found([*runs[:3], *gone]) == (NOT_RESOLVABLE, "b has no run with a finite value")
+    if kind == "equivalence":
+        other = [made_run("b", seed, loss, batch="other") for seed, loss in enumerate(HIGH)]
+        assert found([*runs[:3], *other])[1] == "the arms have no pair of finite runs on the same batches"
 
 
 def test_an_arm_in_a_setting() -> None:

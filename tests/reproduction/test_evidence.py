@@ -1,8 +1,7 @@
-"""What is kept of a run, and that it comes back as it was."""
+"""What is kept of a run, and that a damaged one is not."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 
 from stability_lab.analysis.runs import RunRecord
-from stability_lab.config import ConfigError
-from stability_lab.reproduction.evidence import Evidence, Run, read, small, write
+from stability_lab.reproduction.evidence import damage, small
 
 SCORE = {"score": 0.0, "n_spikes": 0, "n_scored": 10, "steps": []}
 NORMS = [2.0 + 0.01 * (step % 3) for step in range(1, 101)]
@@ -45,6 +43,7 @@ def record(tmp_path: Path) -> RunRecord:
             "attn/scale/L00": 1.0,
             "x": math.nan,
         },
+        "steps": 100,
         "max_attn_logit": 1000.0,
         "tokens_per_s": 5000.0,
         "scores": {"grad_norm": {"olmo2": dict(SCORE, window=1000)}},
@@ -77,46 +76,25 @@ def test_what_a_run_does_not_give_is_left_out(record: RunRecord) -> None:
     assert derived(record, (50,)).keys() & {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z"} == set()
 
 
-def test_what_is_written_is_read_back(record: RunRecord, tmp_path: Path) -> None:
-    path = tmp_path / "data" / "a.jsonl"
-    runs = (Run("qknorm", "large", 1e-3, 3, record),)
-    write(path, Evidence({"name": "n"}, runs, {"value": 1.5, "list": [1.0, 2.0]}), [small(record)])
-    first = path.read_bytes()
-    found = read(path)
-    assert found.head == {"name": "n"}
-    assert found.values == {"value": 1.5, "list": [1.0, 2.0]}
-    (run,) = found.runs
-    assert (run.arm, run.setting, run.lr, run.seed) == ("qknorm", "large", 1e-3, 3)
-    assert run.metric("val/loss") == 2.0
-    assert run.metric("x") is None
-    assert run.record.initial("val/loss") == 5.5
-    assert run.record.score("grad_norm", "olmo2")["n_scored"] == 10
-    assert run.record.manifest["data"]["first_batch"] == "f"
-    assert b"secret" not in first
-    assert b"attn/scale/L00" not in first
-    assert len(first) < 3000
-    write(path, found, [small(run.record)])
-    # Without its series the second copy cannot know more than the first; what it knows is the same.
-    assert read(path).runs[0].metric("rms_growth") == 3.0
+@pytest.mark.parametrize(
+    ("name", "cut", "words"),
+    [
+        ("metrics.jsonl", slice(0, -1), "metrics.jsonl has 99 of 100 steps"),
+        ("metrics.jsonl", slice(0, 0), "metrics.jsonl has 0 of 100 steps"),
+        ("metrics.jsonl", None, "metrics.jsonl is missing"),
+        ("events.jsonl", None, "events.jsonl is missing"),
+    ],
+)
+def test_a_run_whose_files_are_not_whole_is_told(record: RunRecord, name: str, cut: slice | None, words: str) -> None:
+    assert damage(record) == ""
+    path = record.path / name
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.unlink() if cut is None else path.write_text("".join(lines[cut]), encoding="utf-8")
+    assert words in damage(record)
 
 
-def test_d_decides_what_diverged(record: RunRecord, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    write(path, Evidence({"name": "n"}, (Run("a", "", None, 3, record),)), [small(record)])
-    assert read(path, delta=0.5).runs[0].record.diverged
-    assert read(path, delta=0.5).runs[0].metric("val/loss") is None
-    assert not read(path, delta=1.0).runs[0].record.diverged
-    summary = {**record.summary, "status": "diverged", "verdict": "diverged"}
-    stopped = dataclasses.replace(record, summary=summary)
-    write(path, Evidence({"name": "n"}, (Run("a", "", None, 3, stopped),)), [small(stopped)])
-    assert not read(path, delta=2.0).runs[0].record.diverged
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"name": 1}\n{"arm": "a"}\n', "[1]\n[2]\n", '{"x": 1}\n{"values": 3}\n'])
-def test_a_damaged_file_is_one_sentence(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="is damaged"):
-        read(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        read(tmp_path / "none.jsonl")
+def test_a_line_that_is_torn_is_told(record: RunRecord) -> None:
+    for name, words in (("events.jsonl", "has a line that is not JSON"), ("metrics.jsonl", "has 99 of 100 steps")):
+        path = record.path / name
+        path.write_text(path.read_text(encoding="utf-8")[:-5] + "\n", encoding="utf-8")
+        assert damage(record).endswith(words)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from stability_lab import launch
 from stability_lab.analysis import figures
+from stability_lab.analysis.runs import RunRecord
 from stability_lab.analysis.verdicts import CONTRADICTS
 from stability_lab.reproduction import jobs
+from stability_lab.reproduction.catalogue import find
+from stability_lab.reproduction.datafile import data_path, write
+from stability_lab.reproduction.evidence import Evidence, Run
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -31,12 +36,17 @@ def test_without_a_name_it_lists_what_there_is(run_command) -> None:
     [
         (["textbok"], "there is no such reproduction: did you mean textbook?"),
         (["textbook", "--part", "nmbers"], "--part nmbers: textbook has no such part: did you mean numbers?"),
+        (["TEXTBOOK"], "there is no such reproduction: did you mean textbook?"),
         (["textbook", "--scale", "full"], "--scale full: textbook numbers has none of this size, but cpu"),
+        (["textbook", "--scale", "h200"], "has none of this size, but cpu; --part training or attn_scale has it"),
         (["textbook", "--scale", "big"], "invalid choice: 'big'"),
         (["--part", "numbers"], "name what to reproduce: one of textbook, nvidia, olmo2"),
         (["textbook", "--dry-run", "--report-only"], "not allowed with argument"),
         (["textbook", "--report-only", "--out", "nowhere"], "--out nowhere: there is no such folder"),
         (["textbook", "--out", "file"], "--out file: file is a file: give a folder"),
+        (["textbook", "--out", "file/sub"], "--out file/sub: file/sub cannot be written: Not a directory"),
+        (["textbook", "--out", "/proc/nowhere"], "--out /proc/nowhere: /proc/nowhere cannot be written: "),
+        (["textbook", "--out", ""], "argument --out: give a folder"),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence, run_command, tmp_path, monkeypatch) -> None:
@@ -135,19 +145,99 @@ def test_a_stop_in_a_later_part_leaves_the_page_of_the_earlier_ones(tiny, run_co
     monkeypatch.setattr(launch, "main", lambda words: train(words) if next(calls) < 2 else 130)
     shown = run_command("reproduce", "tiny", "--part", "all")
     assert shown.code == 130
-    assert "stopped: the same command goes on from here" in shown.err
+    assert "stopped: 0 of 4 runs of ladder are there; the same command goes on" in shown.err
     page = (tiny / "outputs" / "reproduction" / "tiny.md").read_text(encoding="utf-8")
     assert "equal within 5" in page
     assert "not run yet" in page
 
 
+def data_of_norms(out: Path, *seeds: int) -> Path:
+    """Of the part `norms`, with a run of each arm and seed."""
+    part = find("tiny").parts["norms"]
+    path = data_path(part, "cpu", out)
+    path.parent.mkdir(parents=True)
+    runs, kept = [], []
+    for arm, seed in itertools.product(part.arms, seeds):
+        summary = {"status": "completed", "initial": {}, "final": {"val/loss": 2.0 + 0.1 * seed}, "scores": {}}
+        config = {"optimizer": {"lr": 0.1}, "seed": seed, "stabilizer": {}}
+        runs.append(Run(arm, "", None, seed, RunRecord(out, config, {"data": {}}, summary)))
+        kept.append({"config": config, "manifest": {"data": {}}, "summary": summary})
+    head = {"name": "tiny", "part": "norms", "scale": "cpu", "commands": ["c"], "date": "d", "versions": {}}
+    write(path, Evidence(head, tuple(runs)), kept)
+    return path
+
+
 def test_what_was_not_run_says_so(tiny, run_command) -> None:
-    Path("out").mkdir()
+    data_of_norms(Path("out"), 0)
     shown = run_command("reproduce", "tiny", "--part", "all", "--report-only", "--out", "out")
-    assert shown.code == 0
+    assert shown.code == 0, shown.err
     page = Path("out/tiny.md").read_text(encoding="utf-8")
-    assert page.count("not run yet") == 3  # two claims, and their number
+    assert page.count("not run yet") == 2  # a claim, and the number of such
     assert "Not run yet at any scale." in page
+    for text in (page, shown.out):
+        assert "Not whole: 2 of 4 runs have a result." in text
+
+
+@pytest.mark.parametrize("fault", ["no folder", "no file", "a file", "a folder for a file"])
+def test_a_page_is_never_replaced_by_one_without_data(fault: str, tiny, run_command) -> None:
+    out = tiny / "out"
+    path = data_of_norms(out, 0, 1)
+    assert run_command("reproduce", "tiny", "--report-only", "--out", "out").code == 0
+    page = (out / "tiny.md").read_bytes()
+    path.unlink()
+    if fault == "a folder for a file":
+        path.mkdir()
+    elif fault != "no file":
+        path.parent.rmdir()
+    if fault == "a file":
+        path.parent.write_text("mine", encoding="utf-8")
+    shown = run_command("reproduce", "tiny", "--report-only", "--out", "out")
+    assert shown.code == 2
+    words = "cannot be read: Is a directory" if fault == "a folder for a file" else "out/data holds no data of tiny"
+    assert words in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert (out / "tiny.md").read_bytes() == page
+
+
+def test_what_would_stop_the_page_is_said_before_any_run(tiny, run_command, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "main", lambda words: pytest.fail("a run was started"))
+
+    def told(part: str) -> str:
+        shown = run_command("reproduce", "tiny", "--part", part, "--out", "out")
+        assert shown.code == 2
+        assert len(shown.err.strip().splitlines()) == 1
+        return shown.err
+
+    path = data_of_norms(Path("out"), 0)
+    path.write_text("{", encoding="utf-8")
+    assert "tiny_norms_cpu.jsonl is damaged" in told("ladder")
+    page = Path("out/tiny.md")
+    page.mkdir()
+    assert "out/tiny.md is a folder, where a file is to be written" in told("norms")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.yaml"])
+def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, tiny, run_command) -> None:
+    assert run_command("reproduce", "tiny").code == 0
+    out = tiny / "outputs" / "reproduction"
+    known = {path: path.read_bytes() for path in (out / "tiny.md", *out.glob("data/*"))}
+    victim = next(out.glob("tiny_norms_cpu/*/summary.json")).parent
+    content = (victim / name).read_text(encoding="utf-8")
+    (victim / name).write_text("{" if name != "metrics.jsonl" else content[: len(content) // 2], encoding="utf-8")
+    for _ in range(2):
+        shown = run_command("reproduce", "tiny")
+        assert shown.code == 1
+        assert str(victim.relative_to(tiny)) in shown.err
+        assert "delete the folder, and the same command makes the run again" in shown.err
+        assert "norms: 3 of 4 runs have a result" in shown.err
+        assert "tiny_norms_cpu.jsonl has 4 and stays as it is" in shown.err
+        assert {path: path.read_bytes() for path in known} == known
+    shutil.rmtree(victim)
+    assert run_command("reproduce", "tiny").code == 0
+    assert victim.is_dir()
+    (data,) = out.glob("data/*")
+    assert len(data.read_bytes().splitlines()) == 5
 
 
 @pytest.mark.slow

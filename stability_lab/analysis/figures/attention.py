@@ -47,6 +47,7 @@ def attention_logits(comparison: Comparison) -> Figure | None:
     span = view((v for own in series.values() for name, vs in own.items() if name != "step" for v in vs), log=True)
     if span is None:
         return None
+    negative = any(np.any(vs <= 0) for own in series.values() for name, vs in own.items() if name != "step")
     limits = padded(min(span[0], LOGIT_ALERT), max(span[1], LOGIT_CRITICAL), log=True)
     layered = [arm for arm, own in series.items() if _layers(own)]
     rows, columns = _grid(1 + len(layered))
@@ -59,10 +60,10 @@ def attention_logits(comparison: Comparison) -> Figure | None:
     for number, axes in enumerate(panels):
         logarithmic(axes, *limits)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
-        for height in (LOGIT_ALERT, LOGIT_CRITICAL):
-            rule(axes, height)
+        for height, name in ((LOGIT_ALERT, "alert"), (LOGIT_CRITICAL, "critical")):
+            rule(axes, height, name if number == 0 else "")
         if number % columns == 0:
-            axes.set_ylabel("largest attention logit")
+            axes.set_ylabel("largest attention logit" + (" (> 0)" if negative else ""))
         if number + columns >= len(panels):
             axes.set_xlabel("optimizer step")
             axes.tick_params(labelbottom=True)

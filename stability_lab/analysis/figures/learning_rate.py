@@ -180,7 +180,7 @@ def _initial(axes: Axes, rows: Sequence[Row], metric: str, low: float, high: flo
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     bottom, top = padded(low, high)
     if known and bottom <= (l0 := math.fsum(known) / len(known)) <= top:
-        rule(axes, l0, "at initialisation")
+        rule(axes, l0, "at initialisation", left=True)
 
 
 def _diverged(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], lanes: Sequence[str], zone: float) -> None:
@@ -216,7 +216,7 @@ def _logits(axes: Axes, rows: Sequence[Row], arms: dict[str, Look]) -> None:
     learning_rates(axes, map(_known_lr, rows))
     logarithmic(axes, *padded(low, high, log=True))
     axes.set_ylabel("largest attention logit")
-    rule(axes, LOGIT_CRITICAL)
+    rule(axes, LOGIT_CRITICAL, "critical", left=True)
     for arm, look in arms.items():
         own = [row for row in rows if _arm(row, arms) == arm]
         x = [_known_lr(row) for row in own]

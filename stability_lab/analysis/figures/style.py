@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from stability_lab.analysis.grouping import Grouping, short, shown_value
 from stability_lab.analysis.sources import shown
 from stability_lab.analysis.statistics import Difference, Mean
+from stability_lab.files import replace_file
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which is too pale for lines.
 # Black is the baseline's. Markers and dashes repeat the distinction for print in black and white.
@@ -70,6 +70,7 @@ _UNITS = {
     "val/bits_per_byte": "validation loss (bits per byte)",
     "max_attn_logit": "largest attention logit",
     "rms_growth": "residual RMS, last block over first",
+    "weight/rms/embed": "RMS of the token embedding",
     "log_injected_ratio": "log of gradient norm at injected steps over before",
 }
 
@@ -124,12 +125,7 @@ def save(figure: Figure, path: Path) -> None:
     """Replace `path`, of the format that its name says: a full disk leaves what was there."""
     picture = BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata=_METADATA.get(path.suffix))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(picture.getvalue())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, picture.getvalue())
 
 
 # Marks
@@ -306,18 +302,18 @@ def learning_rates(axes: Axes, lrs: Iterable[float], width: float = 0.5 * WIDTH)
     axes.set_xlabel("peak learning rate")
 
 
-def rule(axes: Axes, height: float, text: str = "") -> None:
-    """A thin line across the panel, with a name at its right end where its number on the axis does not say it all."""
+def rule(axes: Axes, height: float, text: str = "", left: bool = False) -> None:
+    """A thin line across the panel, with a name at one end where its number on the axis does not say it all."""
     axes.axhline(height, color="0.45", linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
     if not text:
         return
     axes.annotate(
         text,
-        (1, height),
+        (0.01 if left else 1, height),
         xycoords=axes.get_yaxis_transform(),
         xytext=(0, 1.5),
         textcoords="offset points",
-        ha="right",
+        ha="left" if left else "right",
         color="0.35",
         fontsize=6.5,
         zorder=1.5,  # below the data

@@ -1,0 +1,206 @@
+"""The data file of a part: one JSON object a line, first on the part, then of each run, or of what was computed.
+
+It is read as strictly as it is written, since verdicts rest on it: what is damaged, or of another part, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+
+from stability_lab.analysis.runs import RunRecord, number
+from stability_lab.analysis.sources import shown
+from stability_lab.config import ConfigError
+from stability_lab.files import replace_file
+from stability_lab.reproduction.catalogue import Part, claims_of
+from stability_lab.reproduction.evidence import Evidence, Run, by_delta
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN: its word is read as one; what is no number is left to be refused."""
+    return value if (found := number(value)) is None else found
+
+
+def _value(value: Any) -> float | list[float]:
+    found = [number(item) for item in value] if isinstance(value, list) else [number(value)]
+    known = [item for item in found if item is not None]
+    if not found or len(known) < len(found):
+        raise ValueError("it should be a number, or a list of numbers")
+    return known if isinstance(value, list) else known[0]
+
+
+DATA, FIGURES = "data", "figures"  # below the folder of the page
+
+Number = Annotated[float, BeforeValidator(_number)]
+Maybe = Annotated[float | None, BeforeValidator(_number)]
+Texts = dict[str, str | None]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+_Kind = TypeVar("_Kind", bound=_Line)
+
+
+class _Head(_Line):
+    name: str
+    part: str
+    scale: str
+    commands: list[str] = Field(min_length=1)
+    date: str
+    versions: Texts
+    device: str | None = None
+    git: str | None = None
+    seconds: Maybe = None
+    figures: list[str] = []
+
+
+class _Score(_Line):
+    score: Maybe = None
+    n_spikes: int | None = None
+    n_scored: int | None = None
+
+
+class _Summary(_Line):
+    status: str
+    verdict: str | None = None
+    sensitivity: Texts | None = None
+    initial: dict[str, Maybe]
+    final: dict[str, Maybe]
+    scores: dict[str, dict[str, _Score]]
+
+
+class _Optimizer(_Line):
+    lr: Number
+
+
+class _Config(_Line):
+    optimizer: _Optimizer
+    seed: int
+    stabilizer: dict[str, Any]
+
+
+class _Manifest(_Line):
+    data: Texts
+
+
+class _Run(_Line):
+    arm: str
+    setting: str
+    lr: Maybe
+    seed: int
+    config: _Config
+    manifest: _Manifest
+    summary: _Summary
+
+
+class _Values(_Line):
+    values: dict[str, Annotated[Any, PlainValidator(_value)]]
+
+
+def data_path(part: Part, scale: str, out: Path) -> Path:
+    return out / DATA / f"{part.name}_{part.part}_{scale}.jsonl"
+
+
+def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Replace `path`; `kept` are the runs' `small` dicts, in the order of `evidence.runs`. OSError where that fails."""
+    lines: list[dict[str, Any]] = [dict(evidence.head)]
+    for run, content in zip(evidence.runs, kept, strict=True):
+        lines.append({"arm": run.arm, "setting": run.setting, "lr": run.lr, "seed": run.seed, **content})
+    if evidence.values:
+        lines.append({"values": dict(evidence.values)})
+    replace_file(path, "".join(json.dumps(_words(line), sort_keys=True, allow_nan=False) + "\n" for line in lines))
+
+
+def read(path: Path, part: Part, scale: str) -> Evidence:
+    """ConfigError where the file cannot be read, is damaged, or is not of this part at this scale."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "it has a line that is not JSON") from error
+    if not lines:
+        raise _damaged(path, "it is empty")
+    head = _checked(path, 1, _Head, lines[0])
+    runs, values = [], {}
+    for n, line in enumerate(lines[1:], 2):
+        if part.compute is None:
+            own = _checked(path, n, _Run, line)
+            record = RunRecord(path, line["config"], line["manifest"], by_delta(line["summary"], part.delta))
+            runs.append(Run(own.arm, own.setting, own.lr, own.seed, record))
+        else:
+            values |= _checked(path, n, _Values, line).values
+    evidence = Evidence(head.model_dump(), tuple(runs), values)
+    if why := _foreign(evidence, part, scale):
+        raise _damaged(path, why)
+    return evidence
+
+
+def before(part: Part, scale: str, out: Path) -> Evidence | None:
+    """The data that are there already; None where they are missing, or not good enough to be kept."""
+    try:
+        return read(data_path(part, scale, out), part, scale)
+    except ConfigError:
+        return None
+
+
+def _checked(path: Path, n: int, kind: type[_Kind], line: Any) -> _Kind:
+    try:
+        return kind.model_validate(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(key) for key in first["loc"])
+        what = first["msg"].removeprefix("Value error, ")
+        raise _damaged(path, f"line {n}{', ' if where else ''}{where}: {what[:1].lower()}{what[1:]}") from error
+
+
+def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
+    """Why these are not the data of this part at this scale; empty where they are."""
+    head = evidence.head
+    own, asked = (head["name"], head["part"], head["scale"]), (part.name, part.part, scale)
+    if own != asked:
+        return f"it holds {' '.join(own)} instead of {' '.join(asked)}"
+    if part.compute is not None:
+        lengths = {len(value) for value in evidence.values.values() if isinstance(value, list)}
+        exact = [claim.test["value"] for claim in claims_of(part) if claim.test["kind"] == "exact"]
+        lists = [name for name in exact if isinstance(evidence.values.get(name), list)]
+        if not evidence.values:
+            return "it holds no value"
+        if len(lengths) > 1:
+            return "its lists differ in length"
+        return f"{lists[0]} is a list" if lists else ""
+    planned, seen = set(part.runs_at(scale)), set()
+    for run in evidence.runs:
+        key = run.setting, run.arm, run.lr, run.seed
+        arm = f"{run.arm}@{run.setting}" if run.setting else run.arm
+        words = f"a run of {arm}" + ("" if run.lr is None else f" at {run.lr:g}") + f" with seed {run.seed}"
+        if key not in planned:
+            return f"it holds {words}, which the part has not"
+        if key in seen:
+            return f"it holds {words} twice"
+        seen.add(key)
+    return "" if seen else "it holds no run"
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{shown(path)} is damaged or of another version: {shown(why)}; run its part again, or remove it"
+    )
+
+
+def _words(value: Any) -> Any:
+    """JSON has no NaN; `analysis.runs.number` reads these words back."""
+    if isinstance(value, Mapping):
+        return {str(key): _words(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_words(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value

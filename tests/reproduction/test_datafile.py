@@ -1,0 +1,224 @@
+"""The data file comes back as it was written, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stability_lab.analysis.runs import RunRecord
+from stability_lab.config import ConfigError
+from stability_lab.reproduction.catalogue import Part, Scale, find
+from stability_lab.reproduction.datafile import before, data_path, read, write
+from stability_lab.reproduction.evidence import Evidence, Run, small
+
+SCALE = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 3))
+PART = Part("n", "p", "?", {"cpu": SCALE}, arms={"qknorm": (), "none": ()}, settings={"large": ()})
+NUMBERS = Part("textbook", "numbers", "?", {"cpu": Scale(1)}, compute="numbers")
+FACTS: dict[str, Any] = {"commands": ["c"], "date": "2026-01-02", "versions": {"torch": "2"}}
+HEAD = {"name": "n", "part": "p", "scale": "cpu", **FACTS}
+EXACT = "logz_10_5_0"
+
+
+@pytest.fixture
+def run() -> Run:
+    summary: dict[str, Any] = {
+        "status": "completed",
+        "verdict": "stable",
+        "sensitivity": {"0.5": "diverged", "1": "stable", "2": "stable"},
+        "initial": {"val/loss": 5.5},
+        "final": {"val/loss": 2.0, "attn/scale/L00": 1.0, "act/rms/L00": math.inf, "x": math.nan},
+        "scores": {"grad_norm": {"olmo2": {"score": 0.5, "n_spikes": 1, "n_scored": 200, "steps": [3]}}},
+    }
+    manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": {"first_batch": "f", "documents": 3}}
+    config = {"optimizer": {"lr": 1e-3}, "seed": 3, "stabilizer": {}, "model": {"d_model": 4}}
+    return Run("qknorm", "large", 1e-3, 3, RunRecord(Path("nowhere"), config, manifest, summary))
+
+
+def written(path: Path, *runs: Run, **head: Any) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    write(path, Evidence(HEAD | head, runs), [small(run.record) for run in runs])
+    return path
+
+
+def test_what_is_written_is_read_back(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", run, seconds=3.5)
+    found = read(path, PART, "cpu")
+    assert {key: value for key, value in found.head.items() if value} == HEAD | {"seconds": 3.5}
+    assert found.values == {}
+    (own,) = found.runs
+    assert (own.arm, own.setting, own.lr, own.seed) == ("qknorm", "large", 1e-3, 3)
+    assert own.metric("val/loss") == 2.0
+    assert own.metric("x") is None
+    assert own.record.metric("act/rms/L00") == math.inf
+    assert own.record.initial("val/loss") == 5.5
+    assert own.record.score("grad_norm", "olmo2")["n_scored"] == 200
+    assert own.record.manifest["data"]["first_batch"] == "f"
+    text = path.read_bytes()
+    assert b"secret" not in text
+    assert b"attn/scale/L00" not in text
+    assert len(text) < 3000
+
+
+def test_values_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    head = FACTS | {"name": "textbook", "part": "numbers", "scale": "cpu"}
+    write(path, Evidence(head, values={EXACT: math.nan, "list": [1.0, 2.0], "inf": -math.inf}))
+    values = read(path, NUMBERS, "cpu").values
+    assert isinstance(values[EXACT], float)
+    assert math.isnan(values.pop(EXACT))  # pyright: ignore[reportAttributeAccessIssue]
+    assert values == {"list": [1.0, 2.0], "inf": -math.inf}
+
+
+def test_d_decides_what_diverged(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", run)
+
+    def of(delta: float) -> Run:
+        return read(path, dataclasses.replace(PART, delta=delta), "cpu").runs[0]
+
+    assert of(0.5).record.diverged
+    assert of(0.5).metric("val/loss") is None
+    assert not of(1.0).record.diverged
+    summary = {**run.record.summary, "status": "diverged", "verdict": "diverged"}
+    written(path, dataclasses.replace(run, record=dataclasses.replace(run.record, summary=summary)))
+    assert not of(2.0).record.diverged
+
+
+def put(target: Any, path: str, value: Any) -> None:
+    *keys, last = path.split(".")
+    for key in keys:
+        target = target[key]
+    if value is None:
+        del target[last]
+    else:
+        target[last] = value
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "value", "words"),
+    [
+        (0, "commands", 3, "line 1, commands: input should be a valid list"),
+        (0, "figures", 3, "line 1, figures: input should be a valid list"),
+        (0, "versions", "x", "line 1, versions"),
+        (0, "seconds", "long", "line 1, seconds: input should be a valid number"),
+        (0, "name", "other", "it holds other p cpu instead of n p cpu"),
+        (0, "part", "other", "it holds n other cpu instead of n p cpu"),
+        (0, "scale", "full", "it holds n p full instead of n p cpu"),
+        (1, "lr", "fast", "line 2, lr: input should be a valid number"),
+        (1, "lr", 0.5, "a run of qknorm@large at 0.5 with seed 3, which the part has not"),
+        (1, "arm", ["none"], "line 2, arm: input should be a valid string"),
+        (1, "arm", "softcap", "a run of softcap@large at 0.001 with seed 3, which the part has not"),
+        (1, "setting", "small", "which the part has not"),
+        (1, "seed", 7, "with seed 7, which the part has not"),
+        (1, "seed", "3", "line 2, seed: input should be a valid integer"),
+        (1, "seed", 0, "a run of qknorm@large at 0.001 with seed 0 twice"),
+        (1, "manifest", [], "line 2, manifest"),
+        (1, "manifest.data", 3, "line 2, manifest.data"),
+        (1, "config.seed", "x", "line 2, config.seed"),
+        (1, "config.optimizer.lr", {}, "line 2, config.optimizer.lr"),
+        (1, "summary.final", [], "line 2, summary.final"),
+        (1, "summary.final.val/loss", "low", "line 2, summary.final.val/loss: input should be a valid number"),
+        (1, "summary.scores.grad_norm.olmo2.n_spikes", "x", "olmo2.n_spikes: input should be a valid integer"),
+        (1, "summary", None, "line 2, summary: field required"),
+    ],
+)
+def test_what_was_changed_is_refused(line: int, path: str, value: Any, words: str, run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", run, dataclasses.replace(run, seed=0))
+    lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
+    put(lines[line], path, value)
+    file.write_text("".join(json.dumps(content) + "\n" for content in lines), encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read(file, PART, "cpu")
+    told = str(refused.value)
+    assert told.startswith(f"{file} is damaged or of another version: ")
+    assert words in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("{", "it has a line that is not JSON"),
+        ("[" * 100_000, "it has a line that is not JSON"),
+        ("{}", "line 1, name: field required"),
+        ("[]", "line 1: input should be"),
+        ("null", "line 1: input should be"),
+        (json.dumps(HEAD), "it holds no run"),
+        (json.dumps(HEAD) + "\n[2]", "line 2: input should be"),
+        (json.dumps(HEAD) + '\n{"values": {"a": 1}}', "line 2, arm: field required"),
+    ],
+)
+def test_what_is_no_data_file_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        read(path, PART, "cpu")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read(tmp_path / "none.jsonl", PART, "cpu")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read(tmp_path, PART, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (None, "it holds no value"),
+        ({}, "it holds no value"),
+        ([], "line 2, values"),
+        ({"a": "x"}, "line 2, values.a: it should be a number, or a list of numbers"),
+        ({"a": None}, "line 2, values.a"),
+        ({"a": {}}, "line 2, values.a"),
+        ({"a": []}, "line 2, values.a"),
+        ({"a": [1, "x"]}, "line 2, values.a"),
+        ({"a": [1, 2], "b": [1]}, "its lists differ in length"),
+        ({EXACT: [1, 2]}, f"{EXACT} is a list"),
+    ],
+)
+def test_values_that_are_none_are_refused(values: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    head = FACTS | {"name": "textbook", "part": "numbers", "scale": "cpu"}
+    lines = [head] if values is None else [head, {"values": values}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read(path, NUMBERS, "cpu")
+    assert words in str(refused.value)
+
+
+def test_only_whole_data_count_as_there(run: Run, tmp_path: Path) -> None:
+    assert before(PART, "cpu", tmp_path) is None
+    path = written(data_path(PART, "cpu", tmp_path), run)
+    assert path == tmp_path / "data" / "n_p_cpu.jsonl"
+    there = before(PART, "cpu", tmp_path)
+    assert there is not None
+    assert len(there.runs) == 1
+    path.write_text("{", encoding="utf-8")
+    assert before(PART, "cpu", tmp_path) is None
+
+
+def test_a_failed_write_leaves_what_was_there(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "a.jsonl", run)
+    first = path.read_bytes()
+
+    def full(_: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        written(path, run, seconds=9)
+    assert path.read_bytes() == first
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_the_catalogue_plans_what_the_committed_data_hold() -> None:
+    root = Path(__file__).parents[2] / "docs" / "reproduction"
+    parts = [
+        part for name in ("nvidia", "olmo2", "small_scale_proxies", "textbook") for part in find(name).parts.values()
+    ]
+    for part in parts:
+        evidence = read(data_path(part, "cpu", root), part, "cpu")
+        assert len(evidence.runs) == len(part.runs_at("cpu"))
