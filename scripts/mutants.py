@@ -98,6 +98,9 @@ SWEEP, TEST_SWEEP = "stability_lab/sweep.py", "tests/test_sweep.py"
 VERDICTS, CLAIMS = "stability_lab/analysis/verdicts.py", "stability_lab/reproduction/claims.py"
 EVIDENCE, NUMBERS = "stability_lab/reproduction/evidence.py", "stability_lab/reproduction/numbers.py"
 GROWTH, REPRODUCTION_JOBS = "stability_lab/reproduction/growth.py", "stability_lab/reproduction/jobs.py"
+DATAFILE, COLLECT = "stability_lab/reproduction/datafile.py", "stability_lab/reproduction/collect.py"
+REPRODUCE, TEST_REPRODUCE = "stability_lab/reproduce.py", "tests/reproduction/test_reproduce.py"
+TEST_DATAFILE = "tests/reproduction/test_datafile.py"
 TEST_VERDICTS, TEST_CLAIMS = "tests/analysis/test_verdicts.py", "tests/reproduction/test_claims.py"
 TEST_EVIDENCE, TEST_NUMBERS = "tests/reproduction/test_evidence.py", "tests/reproduction/test_numbers.py"
 TEST_GROWTH, TEST_CATALOGUE = "tests/reproduction/test_growth.py", "tests/reproduction/test_catalogue.py"
@@ -207,7 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
         EVIDENCE,
         'summary["status"] = "diverged" if verdict == "diverged" else "completed"',
         'summary["status"] = summary["status"]',
-        f"{TEST_EVIDENCE}::test_d_decides_what_diverged",
+        f"{TEST_DATAFILE}::test_d_decides_what_diverged",
     ),
     Mutant(
         EVIDENCE,
@@ -226,6 +229,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "math.log(_size(first.grad) / _size(last.grad)) / depth",
         "math.log(_size(last.grad) / _size(first.grad)) / depth",
         f"{TEST_GROWTH}::test_exponents_are_those_of_a_model_run_by_hand",
+    ),
+    Mutant(
+        DATAFILE,
+        "        if key not in planned:",
+        "        if False:",
+        f"{TEST_DATAFILE}::test_what_was_changed_is_refused",
+    ),
+    Mutant(DATAFILE, "    if own != asked:", "    if False:", f"{TEST_DATAFILE}::test_what_was_changed_is_refused"),
+    Mutant(DATAFILE, "ConfigDict(strict=True)", "ConfigDict()", f"{TEST_DATAFILE}::test_what_was_changed_is_refused"),
+    Mutant(
+        EVIDENCE,
+        "    if there < made:",
+        "    if there < 0:",
+        f"{TEST_EVIDENCE}::test_a_run_whose_files_are_not_whole_is_told",
+    ),
+    Mutant(
+        COLLECT,
+        "    if len(runs) < (known := _ended(before(part, scale, out))):",
+        "    if 0 > (known := _ended(before(part, scale, out))):",
+        f"{TEST_REPRODUCE}::test_a_damaged_run_is_named_and_never_costs_what_was_known",
+    ),
+    Mutant(
+        REPRODUCE,
+        "    if not load(reproduction, out):",
+        "    if False:",
+        f"{TEST_REPRODUCE}::test_a_page_is_never_replaced_by_one_without_data",
     ),
     Mutant(
         REPRODUCTION_JOBS,
@@ -583,19 +612,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         f"{FIGURES}/style.py",
-        "        temporary.write_bytes(picture.getvalue())\n        os.replace(temporary, path)",
-        '        path.open("wb").close()\n        path.write_bytes(picture.getvalue())',
+        "    replace_file(path, picture.getvalue())",
+        '    path.open("wb").close()\n    path.write_bytes(picture.getvalue())',
         f"{TEST_FIGURES}::test_a_folder_that_cannot_be_made_or_written_is_one_sentence",
     ),
     Mutant(
         f"{FIGURES}/chosen.py",
-        "len(found[1]), _spread(found[1].values(), comparison.metric), _height(found[0])",
-        "_height(found[0]), _spread(found[1].values(), comparison.metric), len(found[1])",
+        "len(runs), _spread(rows), _height(setting)",
+        "_height(setting), _spread(rows), len(runs)",
         f"{TEST_FIGURES}::test_curves_are_of_the_highest_learning_rate_that_every_arm_has",
     ),
     Mutant(
         f"{FIGURES}/chosen.py",
-        "_spread(found[1].values(), comparison.metric), _height",
+        "_spread(rows), _height",
         "0.0, _height",
         f"{TEST_FIGURES}::test_curves_are_of_the_learning_rate_at_which_arms_differ_most",
     ),

@@ -195,7 +195,7 @@ def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
 
 @pytest.mark.parametrize("kind", ["difference", "equivalence"])
 def test_why_two_arms_cannot_be_compared(kind: str) -> None:
-    more = {"margin": 1} if kind == "equivalence" else {"direction": -1}
+    more: dict[str, Any] = {"margin": 1} if kind == "equivalence" else {"direction": -1}
 
     def found(runs: Sequence[Run], metric: str = "val/loss") -> tuple[str, str]:
         (judged,) = judge(PART, [claim(kind, a="a", b="b", metric=metric, **more)], Evidence({}, tuple(runs)))

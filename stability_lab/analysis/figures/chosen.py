@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stability_lab.analysis.comparison import Comparison
+from stability_lab.analysis.comparison import Comparison, Row
 from stability_lab.analysis.figures.style import label, setting_text
 from stability_lab.analysis.grouping import LR, Cell, seed_of
 from stability_lab.analysis.runs import RunRecord, number
@@ -34,7 +34,9 @@ def chosen(comparison: Comparison) -> Chosen | None:
     ]
 
     def rank(found: tuple[Mapping[str, Any], dict[str, list[RunRecord]]]) -> tuple[int, float, float]:
-        return len(found[1]), _spread(found[1].values(), comparison.metric), _height(found[0])
+        setting, runs = found
+        rows = [row for row in comparison.rows if row.cell.setting == setting and row.cell.arm in runs]
+        return len(runs), _spread(rows), _height(setting)
 
     setting, runs = max(settings, key=rank, default=({}, {}))
     if not runs:
@@ -54,15 +56,10 @@ def _logged(cell: Cell) -> list[RunRecord]:
     return [run for run in cell.ended if (run.path / "metrics.jsonl").is_file()]
 
 
-def _spread(arms: Iterable[Sequence[RunRecord]], metric: str) -> float:
-    """Between the means of arms; infinite where one has no finite run and another has."""
-    means = []
-    for runs in arms:
-        values = [run.metric(metric) for run in runs if not run.diverged]
-        finite = [value for value in values if value is not None and math.isfinite(value)]
-        means.append(math.fsum(finite) / len(finite) if finite else math.inf)
-    known = [mean for mean in means if math.isfinite(mean)]
-    return 0.0 if not known else math.inf if len(known) < len(means) else max(known) - min(known)
+def _spread(rows: Sequence[Row]) -> float:
+    """Between the means of arms; infinite where one has none and another has."""
+    means = [row.metric.value for row in rows if row.metric]
+    return 0.0 if not means else math.inf if len(means) < len(rows) else max(means) - min(means)
 
 
 def _height(setting: Mapping[str, Any]) -> float:
