@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from stability_lab.cost import Timing
 
 RUNS = "outputs/reproduction"
-# Where no GPU is at hand to measure on: this part of an H200's dense bf16 peak. An assumption, and printed as one.
+# Where no GPU is at hand to measure on: this part of an H200's dense bf16 peak, and for a small model the time in which
+# its kernels are launched. Assumptions, and printed as such.
 ASSUMED_SHARE = 0.3
+ASSUMED_STEP_S = 0.01
 H200_FLOPS = 989e12
 
 
@@ -169,9 +171,15 @@ def estimate(
     first = left[0].composed.config
     flops = [flops_of(job) for job in left]
     if scale != "cpu" and not _has_cuda():
-        seconds = sum(flops) / (ASSUMED_SHARE * H200_FLOPS)
-        how = f"no GPU here: {sum(flops):.2g} FLOPs of training at an assumed {ASSUMED_SHARE:.0%} of an H200's peak"
-        return Estimate(seconds, f"{how}; without start, compilation and evaluation", here=False)
+        seconds = sum(
+            max(total / (ASSUMED_SHARE * H200_FLOPS), ASSUMED_STEP_S * _micro_steps(job))
+            for job, total in zip(left, flops, strict=True)
+        )
+        how = (
+            f"no GPU here: {sum(flops):.2g} FLOPs at an assumed {ASSUMED_SHARE:.0%} of an H200's peak, a step not "
+            f"below {ASSUMED_STEP_S * 1000:g} ms; without start, compilation and evaluation"
+        )
+        return Estimate(seconds, how, here=False)
     key = speed_key(first)
     if key not in known:
         known[key] = measure(first)
@@ -186,8 +194,13 @@ def estimate(
 
 
 def tokens_of(job: Job) -> int:
+    config = job.composed.config
+    return _micro_steps(job) * config.trainer.micro_batch_size * config.model.seq_len
+
+
+def _micro_steps(job: Job) -> int:
     t = job.composed.config.trainer
-    return t.max_steps * t.micro_batch_size * t.grad_accum_steps * job.composed.config.model.seq_len
+    return t.max_steps * t.grad_accum_steps
 
 
 def flops_of(job: Job) -> float:
