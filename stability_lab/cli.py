@@ -40,6 +40,8 @@ COMMANDS = {
     "sync": "sync",
     "stabilizers": "listing",
 }
+# Of a path that cannot be looked at.
+_NO_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 # Of a file or a standard output that takes no more.
 _NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -66,10 +68,10 @@ def run(argv: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except PermissionError as error:
-        print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
-        return 2
     except OSError as error:
+        if error.errno in _NO_PATH and error.filename is not None:
+            print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+            return 2
         if error.errno not in _NO_WRITE and not isinstance(error, BrokenPipeError):
             raise
         if not isinstance(error, BrokenPipeError):  # whoever reads a pipe may stop when it likes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from stability_lab.config import ConfigError, Parser
 from stability_lab.files import replace_file
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of, find, reproductions
 from stability_lab.reproduction.claims import judge
-from stability_lab.reproduction.datafile import DATA, FIGURES, before, data_path
-from stability_lab.reproduction.report import claim_table, load, page, runs_missing
+from stability_lab.reproduction.datafile import DATA, FIGURES, data_path, read
+from stability_lab.reproduction.report import claim_table, load, lost, page, runs_missing
 
 if TYPE_CHECKING:
     from stability_lab.cost import Timing
@@ -63,12 +63,14 @@ def main(argv: Sequence[str]) -> int:
             print(fault, file=sys.stderr)
     if args.dry_run:
         return 0
-    code = 0
+    code, made = 0, []
     for part in parts:
         code = max(code, _make(part, args.scale, plans[part.part].sweeps, args.out))
         if code in STOPPED:
             break
-    _publish(reproduction, parts, args.scale, args.out)
+        made.append(part)
+    if made or code not in STOPPED:
+        _publish(reproduction, made, args.scale, args.out)
     return code
 
 
@@ -114,6 +116,9 @@ def _having(reproduction: Reproduction, parts: Sequence[Part], asked: str | None
     having = [part for part in parts if scale in part.scales]
     if having and asked not in reproduction.parts:
         return having
+    if len(parts) > 1 and not having:
+        names = f"{reproduction.name} {', '.join(part.part for part in parts)}"
+        raise ConfigError(f"--scale {scale}: none of {names} has this size")
     try:
         for part in parts:
             part.at(scale)
@@ -127,13 +132,9 @@ def _having(reproduction: Reproduction, parts: Sequence[Part], asked: str | None
 
 def _check_output(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path, touch: bool) -> None:
     """Before any run: a table that cannot be written must not cost hours. With `touch` the folders are made."""
-    for folder in (out, out / DATA, out / FIGURES):
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--out {shown(out)}: {shown(folder)} is a file: give a folder")
-    for path in (_page_path(reproduction, out), *(data_path(part, scale, out) for part in parts)):
-        if path.is_dir():
-            raise ConfigError(f"--out {shown(out)}: {shown(path)} is a folder, where a file is to be written")
-    load(reproduction, out, without={(part.part, scale) for part in parts})
+    _check_paths(reproduction, parts, scale, out)
+    new = {(part.part, scale) for part in parts}
+    _check_page(reproduction, out, {*load(reproduction, out, without=new), *new})
     for folder in (out, out / DATA, out / FIGURES) if touch else ():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -141,6 +142,25 @@ def _check_output(reproduction: Reproduction, parts: Sequence[Part], scale: str,
                 pass
         except OSError as error:
             raise _unwritable(out, error) from error
+
+
+def _check_paths(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> None:
+    for folder in (out, out / DATA, out / FIGURES):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {shown(out)}: {shown(folder)} is a file: give a folder")
+    for path in (_page_path(reproduction, out), *(data_path(part, scale, out) for part in parts)):
+        if path.is_dir():
+            raise ConfigError(f"--out {shown(out)}: {shown(path)} is a folder, where a file is to be written")
+
+
+def _check_page(reproduction: Reproduction, out: Path, found: Collection[tuple[str, str]]) -> None:
+    """ConfigError where the page that is there shows what `found` could not make again."""
+    path = _page_path(reproduction, out)
+    if path.exists() and (gone := lost(path.read_text(encoding="utf-8", errors="replace"), found)):
+        raise ConfigError(
+            f"--out {shown(out)}: {shown(path)} shows {', '.join(gone)}, of which {shown(out / DATA)} has no data: put "
+            "them back, or move the page away"
+        )
 
 
 def _unwritable(out: Path, error: OSError) -> ConfigError:
@@ -151,7 +171,9 @@ def _unwritable(out: Path, error: OSError) -> ConfigError:
 def _report_only(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> int:
     if not out.is_dir():
         raise ConfigError(f"--out {shown(out)}: there is no such folder; leave out --report-only to make the runs")
-    if not load(reproduction, out):
+    _check_paths(reproduction, parts, scale, out)
+    found = load(reproduction, out)
+    if not found:
         raise ConfigError(
             f"--out {shown(out)}: {shown(out / DATA)} holds no data of {reproduction.name}: give the folder that has "
             "them, or leave out --report-only to make the runs"
@@ -168,8 +190,7 @@ def _plan(part: Part, scale: str, out: Path, timings: dict[str, Timing]) -> Plan
     minutes = part.at(scale).minutes
     limit = MISSING if minutes is None else f"{minutes:g} min"
     if part.compute is not None:
-        known = before(part, scale, out)
-        seconds = known.head["seconds"] if known is not None else None
+        seconds = _seconds(part, scale, out)
         eta, how = (MISSING, "computed anew") if seconds is None else (_duration(seconds), "as long as last time")
         return Plan((part.part, "computed", MISSING, MISSING, MISSING, eta, limit, how), seconds, True)
     from stability_lab.reproduction import jobs
@@ -183,6 +204,14 @@ def _plan(part: Part, scale: str, out: Path, timings: dict[str, Timing]) -> Plan
     counts = str(len(every)), str(len(there.runs)), _span(sizes), _span(tokens)
     row = (part.part, *counts, _duration(estimate.seconds), limit, estimate.how)
     return Plan(row, estimate.seconds, estimate.here, made, tuple(there.faults.values()))
+
+
+def _seconds(part: Part, scale: str, out: Path) -> float | None:
+    """What computing a part took the last time; None where its data do not say."""
+    try:
+        return read(data_path(part, scale, out), part, scale).head["seconds"]
+    except ConfigError:
+        return None
 
 
 def _plan_text(name: str, scale: str, plans: Mapping[str, Plan], left_out: Sequence[str], with_commands: bool) -> str:
@@ -237,10 +266,11 @@ def _run(part: Part, scale: str, made: Sequence[Sweep]) -> int:
 
 
 def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> None:
-    """The page, from the data files; and the claims of what was asked for on the terminal. No page without any data."""
+    """The page, from the data files; and the claims of what was made on the terminal. No page without any data."""
     found = load(reproduction, out)
     path = _page_path(reproduction, out)
     if found:
+        _check_page(reproduction, out, found)
         try:
             replace_file(path, page(reproduction, found))
         except OSError as error:

@@ -21,6 +21,8 @@ class Terminated(BaseException):
 class Interruption:
     """Signal handler of one run. `reason` is the newest signal that came; `can_wait`: the loop asks for it."""
 
+    told = False  # of a process that works for another, which has said it
+
     def __init__(self) -> None:
         self.reason: str | None = None
         self.can_wait = False
@@ -33,6 +35,8 @@ class Interruption:
         self.reason = SIGTERM if number == signal.SIGTERM else CTRL_C
         if not (first and self.can_wait):
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        if self.told:
+            return
         # The logger may be in the middle of a line that this call has interrupted.
         with suppress(OSError):
             os.write(1, f"\n{self.reason}: finishing this step and a checkpoint; again stops at once\n".encode())

@@ -25,7 +25,7 @@ from typing import Any
 
 from stability_lab.analysis.tables import Table, text_table
 from stability_lab.files import replace_file
-from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
+from stability_lab.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated
 from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
@@ -264,5 +264,6 @@ def stoppable(journal: Journal) -> Iterator[None]:
 
 def deaf() -> None:
     """Of a process that works for a sweep: Ctrl-C reaches the whole terminal, and the first process passes it on."""
+    Interruption.told = True
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -90,7 +90,7 @@ class Reproduction:
             names = (part,)
         else:
             words = did_you_mean(part, {*self.parts, *self.bundles})
-            raise ConfigError(f"--part {part}: {self.name} has no such part: {words}")
+            raise ConfigError(f"--part {part or repr(part)}: {self.name} has no such part: {words}")
         return [self.parts[name] for name in names]
 
 

@@ -15,15 +15,15 @@ from stability_lab.analysis.comparison import compare
 from stability_lab.analysis.figures import draw
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.analysis.sources import shown
-from stability_lab.config import config_dir
+from stability_lab.config import ConfigError, config_dir
 from stability_lab.reproduction import jobs
 from stability_lab.reproduction.catalogue import Part
-from stability_lab.reproduction.datafile import FIGURES, before, data_path, write
+from stability_lab.reproduction.datafile import FIGURES, data_path, read, write
 from stability_lab.reproduction.evidence import Evidence, Run, by_delta, small
 
 
 def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> str:
-    """Write data and figures of a part. A sentence where runs are missing: fewer runs never replace more.
+    """Write data and figures of a part. A sentence where runs are missing: what is known is never replaced by less.
 
     OSError where something cannot be written.
     """
@@ -34,8 +34,8 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> st
     if len(runs) < planned:
         again = "makes what is damaged again, once its folder is deleted" if there.faults else "tries the others again"
         told = f"{part.part}: {len(runs)} of {planned} runs have a result; the same command {again}"
-    if len(runs) < (known := _ended(before(part, scale, out))):
-        return f"{told}; {shown(data_path(part, scale, out))} has {known} and stays as it is"
+        if why := _would_lose(part, scale, out, runs):
+            return f"{told}; {why}"
     if runs:
         records = [run.record for run in runs]
         kept = [small(record, part.injected) for record in records]
@@ -43,6 +43,23 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> st
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
         write(data_path(part, scale, out), Evidence(head, tuple(runs)), kept)
     return told
+
+
+def _would_lose(part: Part, scale: str, out: Path, runs: Sequence[Run]) -> str:
+    """Why the data that are there must not be replaced by those of `runs`; empty where they may be."""
+    path = data_path(part, scale, out)
+    if not path.exists():
+        return ""
+    try:
+        known = {_key(run) for run in read(path, part, scale).runs if run.record.ended}
+    except ConfigError as error:
+        return f"{error}: it stays as it is"
+    gone = len(known - {_key(run) for run in runs})
+    return f"{shown(path)} has {gone} of the others and stays as it is" if gone else ""
+
+
+def _key(run: Run) -> tuple[object, ...]:
+    return run.setting, run.arm, run.lr, run.seed
 
 
 def compute(part: Part, scale: str, out: Path) -> str:
@@ -61,10 +78,6 @@ def compute(part: Part, scale: str, out: Path) -> str:
 
 def _head(part: Part, scale: str) -> dict[str, Any]:
     return {"name": part.name, "part": part.part, "scale": scale}
-
-
-def _ended(evidence: Evidence | None) -> int:
-    return 0 if evidence is None else sum(run.record.ended for run in evidence.runs)
 
 
 def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:

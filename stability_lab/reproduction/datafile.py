@@ -59,6 +59,7 @@ class _Head(_Line):
     git: str | None = None
     seconds: Maybe = None
     figures: list[str] = []
+    lines: int  # that follow: a file cut between two lines looks whole
 
 
 class _Score(_Line):
@@ -110,18 +111,17 @@ def data_path(part: Part, scale: str, out: Path) -> Path:
 
 def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()) -> None:
     """Replace `path`; `kept` are the runs' `small` dicts, in the order of `evidence.runs`. OSError where that fails."""
-    lines: list[dict[str, Any]] = [dict(evidence.head)]
+    lines: list[dict[str, Any]] = [{"values": dict(evidence.values)}] if evidence.values else []
     for run, content in zip(evidence.runs, kept, strict=True):
         lines.append({"arm": run.arm, "setting": run.setting, "lr": run.lr, "seed": run.seed, **content})
-    if evidence.values:
-        lines.append({"values": dict(evidence.values)})
+    lines.insert(0, {**evidence.head, "lines": len(lines)})
     replace_file(path, "".join(json.dumps(_words(line), sort_keys=True, allow_nan=False) + "\n" for line in lines))
 
 
 def read(path: Path, part: Part, scale: str) -> Evidence:
     """ConfigError where the file cannot be read, is damaged, or is not of this part at this scale."""
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -129,6 +129,8 @@ def read(path: Path, part: Part, scale: str) -> Evidence:
     if not lines:
         raise _damaged(path, "it is empty")
     head = _checked(path, 1, _Head, lines[0])
+    if head.lines != len(lines) - 1:
+        raise _damaged(path, f"it has {len(lines) - 1} of {head.lines} lines after the first")
     runs, values = [], {}
     for n, line in enumerate(lines[1:], 2):
         if part.compute is None:
@@ -137,18 +139,10 @@ def read(path: Path, part: Part, scale: str) -> Evidence:
             runs.append(Run(own.arm, own.setting, own.lr, own.seed, record))
         else:
             values |= _checked(path, n, _Values, line).values
-    evidence = Evidence(head.model_dump(), tuple(runs), values)
+    evidence = Evidence(head.model_dump(exclude={"lines"}), tuple(runs), values)
     if why := _foreign(evidence, part, scale):
         raise _damaged(path, why)
     return evidence
-
-
-def before(part: Part, scale: str, out: Path) -> Evidence | None:
-    """The data that are there already; None where they are missing, or not good enough to be kept."""
-    try:
-        return read(data_path(part, scale, out), part, scale)
-    except ConfigError:
-        return None
 
 
 def _checked(path: Path, n: int, kind: type[_Kind], line: Any) -> _Kind:
@@ -168,14 +162,19 @@ def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
     if own != asked:
         return f"it holds {' '.join(own)} instead of {' '.join(asked)}"
     if part.compute is not None:
-        lengths = {len(value) for value in evidence.values.values() if isinstance(value, list)}
-        exact = [claim.test["value"] for claim in claims_of(part) if claim.test["kind"] == "exact"]
-        lists = [name for name in exact if isinstance(evidence.values.get(name), list)]
+        tests = [claim.test for claim in claims_of(part)]
+        numbers = {test["value"] for test in tests if test["kind"] == "exact"}
+        samples = {test[side] for test in tests if test["kind"] in ("samples", "equivalence") for side in "ab"}
+        lists = {name: value for name, value in evidence.values.items() if isinstance(value, list)}
         if not evidence.values:
             return "it holds no value"
-        if len(lengths) > 1:
-            return "its lists differ in length"
-        return f"{lists[0]} is a list" if lists else ""
+        if wrong := sorted(lists.keys() & numbers):
+            return f"{wrong[0]} is a list, not a number"
+        if wrong := sorted(samples & evidence.values.keys() - lists.keys()):
+            return f"{wrong[0]} is a number, not a list"
+        if wrong := sorted(name for name, value in lists.items() if not all(map(math.isfinite, value))):
+            return f"{wrong[0]} has a number that is not finite"
+        return "its lists differ in length" if len({len(value) for value in lists.values()}) > 1 else ""
     planned, seen = set(part.runs_at(scale)), set()
     for run in evidence.runs:
         key = run.setting, run.arm, run.lr, run.seed
@@ -191,7 +190,8 @@ def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
 
 def _damaged(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{shown(path)} is damaged or of another version: {shown(why)}; run its part again, or remove it"
+        f"{shown(path)} is damaged or of another version: {shown(why)}; put a good copy there, or move it "
+        "away and run its part"
     )
 
 

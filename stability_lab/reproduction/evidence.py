@@ -6,7 +6,6 @@ Computed values have names and are a number, or one number a seed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,22 +78,16 @@ def damage(record: RunRecord) -> str:
     """What is missing in the files of a run that has ended, on which derived values rest; empty where nothing is."""
     for name in (METRICS, EVENTS):
         if not (record.path / name).is_file():
-            return f"{shown(record.path)}: {name} is missing"
+            return f"{shown(record.path / name)} is missing"
     steps = record.series("step")["step"]
     there, made = len(np.unique(steps[np.isfinite(steps)])), record.metric("steps") or 0
     if there < made:
         return f"{shown(record.path / METRICS)} has {there:,} of {made:,.0f} steps"
-    with (record.path / EVENTS).open(encoding="utf-8", errors="replace") as lines:
-        if not all(map(_is_object, lines)):
-            return f"{shown(record.path / EVENTS)} has a line that is not JSON"
+    counts = record.summary.get("events")
+    for name, count in counts.items() if isinstance(counts, Mapping) else ():
+        if (found := len(record.events(str(name)))) != count:
+            return f"{shown(record.path / EVENTS)} has {found} of {count} events {shown(name)}"
     return ""
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
 
 
 def by_delta(summary: Mapping[str, Any], delta: float) -> dict[str, Any]:

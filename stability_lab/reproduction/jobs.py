@@ -15,7 +15,7 @@ from stability_lab.analysis.runs import RunRecord, read_run
 from stability_lab.analysis.sources import shown
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import ConfigError, from_plain
-from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
+from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, read_object
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.evidence import Run, damage
 from stability_lab.tracking.manifest import fingerprint
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stability_lab.cost import Timing
 
 RUNS = "outputs/reproduction"
+UNFINISHED = ("running", "failed", "interrupted")
 # Where no GPU is at hand to measure on: this part of an H200's dense bf16 peak, and for a small model the time in which
 # its kernels are launched. Assumptions, and printed as such.
 ASSUMED_SHARE = 0.3
@@ -119,11 +120,13 @@ def there(part: Part, scale: str, made: Sequence[Sweep]) -> There:
         digest = known or next((digest for digest in wanted if f"_{digest[:8]}" in path.name), None)
         if digest not in wanted or not (path / CONFIG).is_file():
             continue
-        if not is_finished(read_object(path / SUMMARY)):
+        if not (path / SUMMARY).is_file() or read_object(path / SUMMARY).get("status") in UNFINISHED:
             continue  # it goes on, or begins anew
         try:
             run = read_run(path)
-            why = damage(run) if known else f"{shown(path / MANIFEST)} has no fingerprint"
+            why = damage(run) if known else f"{shown(path / MANIFEST)} has no fingerprint, or is missing"
+            if not run.ended:
+                why = f"{shown(path / SUMMARY)} says no status"
         except ConfigError as error:
             why = str(error)
         if why:
@@ -162,7 +165,7 @@ def estimate(
     from their FLOPs. `known` keeps what was measured: parts that share a base share its speed."""
     left = there.left(made)
     if not left:
-        return Estimate(0.0, "all others are damaged" if there.faults else "all runs are there")
+        return Estimate(0.0, "what is not there is damaged" if there.faults else "all runs are there")
     if speeds := [speed for run in there.runs.values() if (speed := run.metric("tokens_per_s"))]:
         seconds = sum(tokens_of(job) for job in left) / median(speeds)
         return Estimate(seconds / workers, "from the speed of the runs that are there")

@@ -41,6 +41,13 @@ def load(
     return found
 
 
+def lost(text: str, found: Collection[tuple[str, str]]) -> list[str]:
+    """Parts, with their scale, of which a page of ours shows results and no data are there any more."""
+    parts = [section.partition("\n")[::2] for section in text.split("\n## ")[1:]]
+    shown = [(part, scale) for part, body in parts for scale in SCALES if f"\n`{scale}`, " in body]
+    return [f"{part} at {scale}" for part, scale in shown if (part, scale) not in found]
+
+
 def page(reproduction: Reproduction, found: Found) -> str:
     """Markdown: every part with its claims, those that were not run too."""
     blocks = [f"# {reproduction.name}", _sentence(reproduction.about)]

@@ -13,7 +13,7 @@ import pytest
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.config import ConfigError
 from stability_lab.reproduction.catalogue import Part, Scale, find
-from stability_lab.reproduction.datafile import before, data_path, read, write
+from stability_lab.reproduction.datafile import data_path, read, write
 from stability_lab.reproduction.evidence import Evidence, Run, small
 
 SCALE = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 3))
@@ -21,7 +21,9 @@ PART = Part("n", "p", "?", {"cpu": SCALE}, arms={"qknorm": (), "none": ()}, sett
 NUMBERS = Part("textbook", "numbers", "?", {"cpu": Scale(1)}, compute="numbers")
 FACTS: dict[str, Any] = {"commands": ["c"], "date": "2026-01-02", "versions": {"torch": "2"}}
 HEAD = {"name": "n", "part": "p", "scale": "cpu", **FACTS}
-EXACT = "logz_10_5_0"
+ALONE = json.dumps({**HEAD, "lines": 0})
+ONE = json.dumps({**HEAD, "lines": 1})
+EXACT, SAMPLE = "logz_10_5_0", "entropy_factor_2"
 
 
 @pytest.fixture
@@ -62,6 +64,8 @@ def test_what_is_written_is_read_back(run: Run, tmp_path: Path) -> None:
     assert b"secret" not in text
     assert b"attn/scale/L00" not in text
     assert len(text) < 3000
+    path.write_bytes(text + b"\n\n")
+    assert len(read(path, PART, "cpu").runs) == 1
 
 
 def test_values_are_read_back(tmp_path: Path) -> None:
@@ -148,9 +152,12 @@ def test_what_was_changed_is_refused(line: int, path: str, value: Any, words: st
         ("{}", "line 1, name: field required"),
         ("[]", "line 1: input should be"),
         ("null", "line 1: input should be"),
-        (json.dumps(HEAD), "it holds no run"),
-        (json.dumps(HEAD) + "\n[2]", "line 2: input should be"),
-        (json.dumps(HEAD) + '\n{"values": {"a": 1}}', "line 2, arm: field required"),
+        (json.dumps(HEAD), "line 1, lines: field required"),
+        (ALONE, "it holds no run"),
+        (ONE, "it has 0 of 1 lines after the first"),
+        (ALONE + "\n{}", "it has 1 of 0 lines after the first"),
+        (ONE + "\n[2]", "line 2: input should be"),
+        (ONE + '\n{"values": {"a": 1}}', "line 2, arm: field required"),
     ],
 )
 def test_what_is_no_data_file_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -176,28 +183,19 @@ def test_what_is_no_data_file_is_refused(text: str, words: str, tmp_path: Path) 
         ({"a": []}, "line 2, values.a"),
         ({"a": [1, "x"]}, "line 2, values.a"),
         ({"a": [1, 2], "b": [1]}, "its lists differ in length"),
-        ({EXACT: [1, 2]}, f"{EXACT} is a list"),
+        ({EXACT: [1, 2]}, f"{EXACT} is a list, not a number"),
+        ({SAMPLE: 3}, f"{SAMPLE} is a number, not a list"),
+        ({SAMPLE: [1, "nan"]}, f"{SAMPLE} has a number that is not finite"),
     ],
 )
 def test_values_that_are_none_are_refused(values: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     head = FACTS | {"name": "textbook", "part": "numbers", "scale": "cpu"}
-    lines = [head] if values is None else [head, {"values": values}]
+    lines = [head | {"lines": 0}] if values is None else [head | {"lines": 1}, {"values": values}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         read(path, NUMBERS, "cpu")
     assert words in str(refused.value)
-
-
-def test_only_whole_data_count_as_there(run: Run, tmp_path: Path) -> None:
-    assert before(PART, "cpu", tmp_path) is None
-    path = written(data_path(PART, "cpu", tmp_path), run)
-    assert path == tmp_path / "data" / "n_p_cpu.jsonl"
-    there = before(PART, "cpu", tmp_path)
-    assert there is not None
-    assert len(there.runs) == 1
-    path.write_text("{", encoding="utf-8")
-    assert before(PART, "cpu", tmp_path) is None
 
 
 def test_a_failed_write_leaves_what_was_there(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def record(tmp_path: Path) -> RunRecord:
             "x": math.nan,
         },
         "steps": 100,
+        "events": {"grad_norm_spike": 2, "x": 1},
         "max_attn_logit": 1000.0,
         "tokens_per_s": 5000.0,
         "scores": {"grad_norm": {"olmo2": dict(SCORE, window=1000)}},
@@ -83,6 +84,8 @@ def test_what_a_run_does_not_give_is_left_out(record: RunRecord) -> None:
         ("metrics.jsonl", slice(0, 0), "metrics.jsonl has 0 of 100 steps"),
         ("metrics.jsonl", None, "metrics.jsonl is missing"),
         ("events.jsonl", None, "events.jsonl is missing"),
+        ("events.jsonl", slice(1, None), "events.jsonl has 1 of 2 events grad_norm_spike"),
+        ("events.jsonl", slice(0, 0), "events.jsonl has 0 of 2 events grad_norm_spike"),
     ],
 )
 def test_a_run_whose_files_are_not_whole_is_told(record: RunRecord, name: str, cut: slice | None, words: str) -> None:
@@ -94,7 +97,7 @@ def test_a_run_whose_files_are_not_whole_is_told(record: RunRecord, name: str, c
 
 
 def test_a_line_that_is_torn_is_told(record: RunRecord) -> None:
-    for name, words in (("events.jsonl", "has a line that is not JSON"), ("metrics.jsonl", "has 99 of 100 steps")):
+    for name, words in (("events.jsonl", "has 0 of 1 events x"), ("metrics.jsonl", "has 99 of 100 steps")):
         path = record.path / name
         path.write_text(path.read_text(encoding="utf-8")[:-5] + "\n", encoding="utf-8")
         assert damage(record).endswith(words)

@@ -38,6 +38,12 @@ def test_without_a_name_it_lists_what_there_is(run_command) -> None:
         (["textbook", "--part", "nmbers"], "--part nmbers: textbook has no such part: did you mean numbers?"),
         (["TEXTBOOK"], "there is no such reproduction: did you mean textbook?"),
         (["textbook", "--scale", "full"], "--scale full: textbook numbers has none of this size, but cpu"),
+        (
+            ["textbook", "--part", "training", "--scale", "full"],
+            "none of textbook ramps, attn_scale",
+        ),
+        (["textbook", "--part="], "--part '': textbook has no such part"),
+        (["textbook", "--out", "a" * 300], "File name too long"),
         (["textbook", "--scale", "h200"], "has none of this size, but cpu; --part training or attn_scale has it"),
         (["textbook", "--scale", "big"], "invalid choice: 'big'"),
         (["--part", "numbers"], "name what to reproduce: one of textbook, nvidia, olmo2"),
@@ -151,6 +157,10 @@ def test_a_stop_in_a_later_part_leaves_the_page_of_the_earlier_ones(tiny, run_co
     assert "not run yet" in page
 
 
+HEAD = {"name": "tiny", "part": "norms", "scale": "cpu", "commands": ["c"], "date": "d", "versions": {}}
+SUMMARY = {"status": "completed", "initial": {}, "final": {"val/loss": 2.0}, "scores": {}}
+
+
 def data_of_norms(out: Path, *seeds: int) -> Path:
     """Of the part `norms`, with a run of each arm and seed."""
     part = find("tiny").parts["norms"]
@@ -158,12 +168,11 @@ def data_of_norms(out: Path, *seeds: int) -> Path:
     path.parent.mkdir(parents=True)
     runs, kept = [], []
     for arm, seed in itertools.product(part.arms, seeds):
-        summary = {"status": "completed", "initial": {}, "final": {"val/loss": 2.0 + 0.1 * seed}, "scores": {}}
+        summary = {**SUMMARY, "final": {"val/loss": 2.0 + 0.1 * seed}}
         config = {"optimizer": {"lr": 0.1}, "seed": seed, "stabilizer": {}}
         runs.append(Run(arm, "", None, seed, RunRecord(out, config, {"data": {}}, summary)))
         kept.append({"config": config, "manifest": {"data": {}}, "summary": summary})
-    head = {"name": "tiny", "part": "norms", "scale": "cpu", "commands": ["c"], "date": "d", "versions": {}}
-    write(path, Evidence(head, tuple(runs)), kept)
+    write(path, Evidence(HEAD, tuple(runs)), kept)
     return path
 
 
@@ -178,8 +187,18 @@ def test_what_was_not_run_says_so(tiny, run_command) -> None:
         assert "Not whole: 2 of 4 runs have a result." in text
 
 
-@pytest.mark.parametrize("fault", ["no folder", "no file", "a file", "a folder for a file"])
-def test_a_page_is_never_replaced_by_one_without_data(fault: str, tiny, run_command) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no folder", "out/data holds no data of tiny"),
+        ("no file", "out/data holds no data of tiny"),
+        ("a file", "out/data is a file: give a folder"),
+        ("a folder for a file", "out/data/tiny_norms_cpu.jsonl is a folder"),
+        ("another part's", "out/tiny.md shows norms at cpu, of which out/data has no data: put them back"),
+        ("a dangling link", "out/data holds no data of tiny"),
+    ],
+)
+def test_a_page_is_never_replaced_by_one_with_less(fault: str, words: str, tiny, run_command) -> None:
     out = tiny / "out"
     path = data_of_norms(out, 0, 1)
     assert run_command("reproduce", "tiny", "--report-only", "--out", "out").code == 0
@@ -187,13 +206,23 @@ def test_a_page_is_never_replaced_by_one_without_data(fault: str, tiny, run_comm
     path.unlink()
     if fault == "a folder for a file":
         path.mkdir()
-    elif fault != "no file":
+    elif fault == "a dangling link":
+        path.symlink_to("nowhere")
+    elif fault in ("no folder", "a file"):
         path.parent.rmdir()
     if fault == "a file":
         path.parent.write_text("mine", encoding="utf-8")
+    if fault == "another part's":
+        ladder = find("tiny").parts["ladder"]
+        record = RunRecord(out, {"optimizer": {"lr": 0.3}, "seed": 0, "stabilizer": {}}, {"data": {}})
+        kept = {"config": record.config, "manifest": {"data": {}}, "summary": dict(SUMMARY)}
+        write(
+            data_path(ladder, "cpu", out),
+            Evidence({**HEAD, "part": "ladder"}, (Run("none", "", 0.3, 0, record),)),
+            [kept],
+        )
     shown = run_command("reproduce", "tiny", "--report-only", "--out", "out")
     assert shown.code == 2
-    words = "cannot be read: Is a directory" if fault == "a folder for a file" else "out/data holds no data of tiny"
     assert words in shown.err
     assert len(shown.err.strip().splitlines()) == 1
     assert (out / "tiny.md").read_bytes() == page
@@ -217,7 +246,7 @@ def test_what_would_stop_the_page_is_said_before_any_run(tiny, run_command, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.yaml"])
+@pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.yaml", "summary.json"])
 def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, tiny, run_command) -> None:
     assert run_command("reproduce", "tiny").code == 0
     out = tiny / "outputs" / "reproduction"
@@ -231,12 +260,18 @@ def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, tiny, 
         assert str(victim.relative_to(tiny)) in shown.err
         assert "delete the folder, and the same command makes the run again" in shown.err
         assert "norms: 3 of 4 runs have a result" in shown.err
-        assert "tiny_norms_cpu.jsonl has 4 and stays as it is" in shown.err
+        assert "tiny_norms_cpu.jsonl has 1 of the others and stays as it is" in shown.err
         assert {path: path.read_bytes() for path in known} == known
+    # Nor does what is known go for one line that is not good.
+    (data,) = out.glob("data/*")
+    data.write_bytes(data.read_bytes() + b"x")
+    shown = run_command("reproduce", "tiny")
+    assert shown.code == 2
+    assert "tiny_norms_cpu.jsonl is damaged or of another version: it has a line that is not JSON" in shown.err
+    assert data.read_bytes() == known[data] + b"x"
     shutil.rmtree(victim)
     assert run_command("reproduce", "tiny").code == 0
     assert victim.is_dir()
-    (data,) = out.glob("data/*")
     assert len(data.read_bytes().splitlines()) == 5
 
 
