@@ -236,6 +236,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if False:",
         f"{TEST_DATAFILE}::test_what_was_changed_is_refused",
     ),
+    Mutant(
+        REPRODUCTION_JOBS,
+        "    if fingerprint(run.config, __version__) != digest:",
+        "    if False:",
+        f"{TEST_REPRODUCE}::test_a_damaged_run_is_named_and_never_costs_what_was_known",
+    ),
     Mutant(DATAFILE, "    if own != asked:", "    if False:", f"{TEST_DATAFILE}::test_what_was_changed_is_refused"),
     Mutant(DATAFILE, "ConfigDict(strict=True)", "ConfigDict()", f"{TEST_DATAFILE}::test_what_was_changed_is_refused"),
     Mutant(

@@ -145,9 +145,14 @@ def _check_output(reproduction: Reproduction, parts: Sequence[Part], scale: str,
 
 
 def _check_paths(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> None:
-    for folder in (out, out / DATA, out / FIGURES):
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--out {shown(out)}: {shown(folder)} is a file: give a folder")
+    figures = [out / FIGURES / data_path(part, scale, out).stem for part in parts]
+    try:
+        files = [path for path in (*out.parents, out, out / DATA, out / FIGURES, *figures) if not path.is_dir()]
+        files = [path for path in files if path.exists()]
+    except OSError as error:
+        raise ConfigError(f"--out {shown(out)}: {error.strerror}: give another folder") from error
+    if files:
+        raise ConfigError(f"--out {shown(out)}: {shown(files[0])} is a file: give a folder")
     for path in (_page_path(reproduction, out), *(data_path(part, scale, out) for part in parts)):
         if path.is_dir():
             raise ConfigError(f"--out {shown(out)}: {shown(path)} is a folder, where a file is to be written")
@@ -169,9 +174,9 @@ def _unwritable(out: Path, error: OSError) -> ConfigError:
 
 
 def _report_only(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> int:
+    _check_paths(reproduction, parts, scale, out)
     if not out.is_dir():
         raise ConfigError(f"--out {shown(out)}: there is no such folder; leave out --report-only to make the runs")
-    _check_paths(reproduction, parts, scale, out)
     found = load(reproduction, out)
     if not found:
         raise ConfigError(

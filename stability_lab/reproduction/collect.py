@@ -135,8 +135,10 @@ def _draw(part: Part, runs: Sequence[Run], kept: Sequence[Mapping[str, Any]], fo
     if not any(record.ended and not record.diverged for record in named):
         return []
     baseline = next(arm for arm in part.arms if any(run.arm == arm for run in runs))
-    drawn = draw(compare(named, part.metric, by=("stabilizer",), baseline=baseline), folder, only=part.figures)
+    drawn = draw(
+        compare(named, part.metric, by=("stabilizer",), baseline=baseline), folder, only=part.figures, option="--out"
+    )
     two = [record for record, run in zip(named, runs, strict=True) if run.arm in part.pair]
     if len({run.arm for run in runs} & set(part.pair)) == 2:
-        drawn += draw(compare(two, part.metric, by=("stabilizer",)), folder / "pair", only=("curves",))
+        drawn += draw(compare(two, part.metric, by=("stabilizer",)), folder / "pair", only=("curves",), option="--out")
     return [path.relative_to(folder.parent.parent).as_posix() for path in drawn]

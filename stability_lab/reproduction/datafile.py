@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from stability_lab.analysis.runs import RunRecord, number
 from stability_lab.analysis.sources import shown
@@ -57,9 +57,10 @@ class _Head(_Line):
     versions: Texts
     device: str | None = None
     git: str | None = None
-    seconds: Maybe = None
+    seconds: Annotated[Maybe, Field(ge=0, le=1e9)] = None
     figures: list[str] = []
-    lines: int  # that follow: a file cut between two lines looks whole
+    # That follow: a file cut between two lines looks whole.
+    lines: int = Field(ge=0, le=1_000_000)
 
 
 class _Score(_Line):
@@ -71,7 +72,9 @@ class _Score(_Line):
 class _Summary(_Line):
     status: str
     verdict: str | None = None
-    sensitivity: Texts | None = None
+    sensitivity: dict[str, str]
+    steps: int
+    tokens: int
     initial: dict[str, Maybe]
     final: dict[str, Maybe]
     scores: dict[str, dict[str, _Score]]
@@ -87,18 +90,37 @@ class _Config(_Line):
     stabilizer: dict[str, Any]
 
 
+class _Data(_Line):
+    fingerprint: str
+    first_batch: str
+    last_batch: str
+    validation: str
+
+
 class _Manifest(_Line):
-    data: Texts
+    created: str
+    data: _Data
 
 
-class _Run(_Line):
+class _Files(_Line):
+    """Of a run that has ended: what its files must say, and so what is kept of them."""
+
+    config: _Config
+    manifest: _Manifest
+    summary: _Summary
+
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> _Files:
+        if self.summary.status != "diverged" and self.summary.final.get("val/loss") is None:
+            raise ValueError("summary.final has no val/loss")
+        return self
+
+
+class _Run(_Files):
     arm: str
     setting: str
     lr: Maybe
     seed: int
-    config: _Config
-    manifest: _Manifest
-    summary: _Summary
 
 
 class _Values(_Line):
@@ -122,10 +144,11 @@ def read(path: Path, part: Part, scale: str) -> Evidence:
     """ConfigError where the file cannot be read, is damaged, or is not of this part at this scale."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        json.dumps(lines, ensure_ascii=False).encode()  # half of a surrogate pair is valid JSON
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "it has a line that is not JSON") from error
+        raise _damaged(path, "it has a line that is not JSON in UTF-8") from error
     if not lines:
         raise _damaged(path, "it is empty")
     head = _checked(path, 1, _Head, lines[0])
@@ -149,10 +172,23 @@ def _checked(path: Path, n: int, kind: type[_Kind], line: Any) -> _Kind:
     try:
         return kind.model_validate(line)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(key) for key in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        raise _damaged(path, f"line {n}{', ' if where else ''}{where}: {what[:1].lower()}{what[1:]}") from error
+        raise _damaged(path, f"line {n}, {_told(error)}") from error
+
+
+def damage(record: RunRecord) -> str:
+    """What is wrong in the configuration, manifest and summary of a run that has ended; empty where nothing is."""
+    try:
+        _Files.model_validate({name: getattr(record, name) for name in ("config", "manifest", "summary")})
+    except ValidationError as error:
+        return f"{shown(record.path)}: {shown(_told(error))}"
+    return ""
+
+
+def _told(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(key) for key in first["loc"])
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {what[:1].lower()}{what[1:]}" if where else what[:1].lower() + what[1:]
 
 
 def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
@@ -172,7 +208,8 @@ def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
             return f"{wrong[0]} is a list, not a number"
         if wrong := sorted(samples & evidence.values.keys() - lists.keys()):
             return f"{wrong[0]} is a number, not a list"
-        if wrong := sorted(name for name, value in lists.items() if not all(map(math.isfinite, value))):
+        every = {name: value if isinstance(value, list) else [value] for name, value in evidence.values.items()}
+        if wrong := sorted(name for name, value in every.items() if not all(map(math.isfinite, value))):
             return f"{wrong[0]} has a number that is not finite"
         return "its lists differ in length" if len({len(value) for value in lists.values()}) > 1 else ""
     planned, seen = set(part.runs_at(scale)), set()

@@ -22,6 +22,7 @@ _DEFINITIONS = ("olmo2", "olmo_core", "robust")
 _MANIFEST = ("created", "device", "threads", "precision", "attention", "fingerprint")
 _DATA = ("fingerprint", "first_batch", "last_batch", "validation")
 _LAYERS = ("act/rms/L", "attn/entropy/L")
+_SERIES = ("train/loss", "optim/grad_norm")
 _BEFORE = 20  # steps with which an injected one is compared
 _LAST = 20  # steps whose mean stands for the end of a series
 
@@ -74,15 +75,20 @@ def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
     }
 
 
-def damage(record: RunRecord) -> str:
-    """What is missing in the files of a run that has ended, on which derived values rest; empty where nothing is."""
+def torn(record: RunRecord) -> str:
+    """What is missing in the logs of a run that has ended, on which derived values rest; empty where nothing is."""
     for name in (METRICS, EVENTS):
         if not (record.path / name).is_file():
             return f"{shown(record.path / name)} is missing"
-    steps = record.series("step")["step"]
+    series = record.series("step", *_SERIES)
+    steps = series.pop("step")
     there, made = len(np.unique(steps[np.isfinite(steps)])), record.metric("steps") or 0
     if there < made:
         return f"{shown(record.path / METRICS)} has {there:,} of {made:,.0f} steps"
+    for name, values in series.items():
+        holes = int(np.isnan(values).sum())
+        if holes > (record.metric("skipped_steps") or 0) and not record.diverged:
+            return f"{shown(record.path / METRICS)} has {holes:,} steps without {name}"
     counts = record.summary.get("events")
     for name, count in counts.items() if isinstance(counts, Mapping) else ():
         if (found := len(record.events(str(name)))) != count:

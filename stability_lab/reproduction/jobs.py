@@ -17,7 +17,9 @@ from stability_lab.compose import Composed, compose_jobs, plugin_installed, read
 from stability_lab.config import ConfigError, from_plain
 from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, read_object
 from stability_lab.reproduction.catalogue import Part
-from stability_lab.reproduction.evidence import Run, damage
+from stability_lab.reproduction.datafile import damage
+from stability_lab.reproduction.evidence import Run, torn
+from stability_lab.tracking.jsonl import METRICS
 from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -118,22 +120,36 @@ def there(part: Part, scale: str, made: Sequence[Sweep]) -> There:
         known = read_object(path / MANIFEST).get("fingerprint")
         # Without it, `train` goes by the folder's name.
         digest = known or next((digest for digest in wanted if f"_{digest[:8]}" in path.name), None)
-        if digest not in wanted or not (path / CONFIG).is_file():
+        if digest not in wanted or _unfinished(path):
             continue
-        if not (path / SUMMARY).is_file() or read_object(path / SUMMARY).get("status") in UNFINISHED:
-            continue  # it goes on, or begins anew
         try:
             run = read_run(path)
-            why = damage(run) if known else f"{shown(path / MANIFEST)} has no fingerprint, or is missing"
-            if not run.ended:
-                why = f"{shown(path / SUMMARY)} says no status"
+            if why := _fault(run, digest):
+                faults[digest] = why
+            else:
+                runs[digest] = run
         except ConfigError as error:
-            why = str(error)
-        if why:
-            faults[digest] = f"{why}: delete the folder, and the same command makes the run again"
-        else:
-            runs[digest] = run
-    return There(runs, {digest: why for digest, why in faults.items() if digest not in runs})
+            faults[digest] = str(error)
+    told = "{}: delete the folder, and the same command makes the run again"
+    return There(runs, {digest: told.format(why) for digest, why in faults.items() if digest not in runs})
+
+
+def _unfinished(path: Path) -> bool:
+    """Will `train` go on with it, or begin anew? A run that has logged a step has a summary as well."""
+    if not (path / SUMMARY).exists():
+        return not (path / METRICS).is_file() or not (path / METRICS).stat().st_size
+    return read_object(path / SUMMARY).get("status") in UNFINISHED
+
+
+def _fault(run: RunRecord, digest: str) -> str:
+    """Why a run that has ended is not what its name says; empty where it is."""
+    if run.manifest.get("fingerprint") != digest:
+        return f"{shown(run.path / MANIFEST)} has no fingerprint, or is missing"
+    if fingerprint(run.config, __version__) != digest:
+        return f"{shown(run.path / CONFIG)} is not the configuration that was run"
+    if not run.ended:
+        return f"{shown(run.path / SUMMARY)} does not say how the run ended"
+    return damage(run) or torn(run)
 
 
 def collected(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[Run]:

@@ -13,7 +13,7 @@ import pytest
 from stability_lab.analysis.runs import RunRecord
 from stability_lab.config import ConfigError
 from stability_lab.reproduction.catalogue import Part, Scale, find
-from stability_lab.reproduction.datafile import data_path, read, write
+from stability_lab.reproduction.datafile import damage, data_path, read, write
 from stability_lab.reproduction.evidence import Evidence, Run, small
 
 SCALE = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 3))
@@ -32,11 +32,14 @@ def run() -> Run:
         "status": "completed",
         "verdict": "stable",
         "sensitivity": {"0.5": "diverged", "1": "stable", "2": "stable"},
+        "steps": 10,
+        "tokens": 100,
         "initial": {"val/loss": 5.5},
         "final": {"val/loss": 2.0, "attn/scale/L00": 1.0, "act/rms/L00": math.inf, "x": math.nan},
         "scores": {"grad_norm": {"olmo2": {"score": 0.5, "n_spikes": 1, "n_scored": 200, "steps": [3]}}},
     }
-    manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": {"first_batch": "f", "documents": 3}}
+    data = {"fingerprint": "d", "first_batch": "f", "last_batch": "l", "validation": "v", "documents": 3}
+    manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": data}
     config = {"optimizer": {"lr": 1e-3}, "seed": 3, "stabilizer": {}, "model": {"d_model": 4}}
     return Run("qknorm", "large", 1e-3, 3, RunRecord(Path("nowhere"), config, manifest, summary))
 
@@ -71,11 +74,9 @@ def test_what_is_written_is_read_back(run: Run, tmp_path: Path) -> None:
 def test_values_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     head = FACTS | {"name": "textbook", "part": "numbers", "scale": "cpu"}
-    write(path, Evidence(head, values={EXACT: math.nan, "list": [1.0, 2.0], "inf": -math.inf}))
-    values = read(path, NUMBERS, "cpu").values
-    assert isinstance(values[EXACT], float)
-    assert math.isnan(values.pop(EXACT))  # pyright: ignore[reportAttributeAccessIssue]
-    assert values == {"list": [1.0, 2.0], "inf": -math.inf}
+    values = {EXACT: 1.5, "list": [1.0, 2.0]}
+    write(path, Evidence(head, values=values))
+    assert read(path, NUMBERS, "cpu").values == values
 
 
 def test_d_decides_what_diverged(run: Run, tmp_path: Path) -> None:
@@ -109,6 +110,8 @@ def put(target: Any, path: str, value: Any) -> None:
         (0, "figures", 3, "line 1, figures: input should be a valid list"),
         (0, "versions", "x", "line 1, versions"),
         (0, "seconds", "long", "line 1, seconds: input should be a valid number"),
+        (0, "seconds", -1, "line 1, seconds: input should be greater than or equal to 0"),
+        (0, "date", "\ud800", "it has a line that is not JSON in UTF-8"),
         (0, "name", "other", "it holds other p cpu instead of n p cpu"),
         (0, "part", "other", "it holds n other cpu instead of n p cpu"),
         (0, "scale", "full", "it holds n p full instead of n p cpu"),
@@ -128,6 +131,9 @@ def put(target: Any, path: str, value: Any) -> None:
         (1, "summary.final.val/loss", "low", "line 2, summary.final.val/loss: input should be a valid number"),
         (1, "summary.scores.grad_norm.olmo2.n_spikes", "x", "olmo2.n_spikes: input should be a valid integer"),
         (1, "summary", None, "line 2, summary: field required"),
+        (1, "summary.final", {}, "line 2, summary.final has no val/loss"),
+        (1, "summary.steps", None, "line 2, summary.steps: field required"),
+        (1, "manifest.data.first_batch", None, "line 2, manifest.data.first_batch: field required"),
     ],
 )
 def test_what_was_changed_is_refused(line: int, path: str, value: Any, words: str, run: Run, tmp_path: Path) -> None:
@@ -150,14 +156,14 @@ def test_what_was_changed_is_refused(line: int, path: str, value: Any, words: st
         ("{", "it has a line that is not JSON"),
         ("[" * 100_000, "it has a line that is not JSON"),
         ("{}", "line 1, name: field required"),
-        ("[]", "line 1: input should be"),
-        ("null", "line 1: input should be"),
+        ("[]", "line 1, input should be"),
+        ("null", "line 1, input should be"),
         (json.dumps(HEAD), "line 1, lines: field required"),
         (ALONE, "it holds no run"),
         (ONE, "it has 0 of 1 lines after the first"),
         (ALONE + "\n{}", "it has 1 of 0 lines after the first"),
-        (ONE + "\n[2]", "line 2: input should be"),
-        (ONE + '\n{"values": {"a": 1}}', "line 2, arm: field required"),
+        (ONE + "\n[2]", "line 2, input should be"),
+        (ONE + '\n{"values": {"a": 1}}', "line 2, config: field required"),
     ],
 )
 def test_what_is_no_data_file_is_refused(text: str, words: str, tmp_path: Path) -> None:
@@ -186,6 +192,7 @@ def test_what_is_no_data_file_is_refused(text: str, words: str, tmp_path: Path) 
         ({EXACT: [1, 2]}, f"{EXACT} is a list, not a number"),
         ({SAMPLE: 3}, f"{SAMPLE} is a number, not a list"),
         ({SAMPLE: [1, "nan"]}, f"{SAMPLE} has a number that is not finite"),
+        ({EXACT: "nan"}, f"{EXACT} has a number that is not finite"),
     ],
 )
 def test_values_that_are_none_are_refused(values: Any, words: str, tmp_path: Path) -> None:
@@ -196,6 +203,27 @@ def test_values_that_are_none_are_refused(values: Any, words: str, tmp_path: Pat
     with pytest.raises(ConfigError) as refused:
         read(path, NUMBERS, "cpu")
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("config.seed", "word", "config.seed: input should be a valid integer"),
+        ("config.optimizer", None, "config.optimizer: field required"),
+        ("manifest.data", None, "manifest.data: field required"),
+        ("manifest.created", None, "manifest.created: field required"),
+        ("summary.final", None, "summary.final: field required"),
+        ("summary.final", [], "summary.final: input should be a valid dictionary"),
+        ("summary.final", {}, "summary.final has no val/loss"),
+        ("summary.sensitivity", None, "summary.sensitivity: field required"),
+        ("summary.steps", None, "summary.steps: field required"),
+    ],
+)
+def test_a_run_whose_files_lack_something_is_told(path: str, value: Any, words: str, run: Run) -> None:
+    assert damage(run.record) == ""
+    files = {name: json.loads(json.dumps(getattr(run.record, name))) for name in ("config", "manifest", "summary")}
+    put(files, path, value)
+    assert damage(RunRecord(Path("folder"), **files)) == f"folder: {words}"
 
 
 def test_a_failed_write_leaves_what_was_there(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,14 +43,14 @@ def test_without_a_name_it_lists_what_there_is(run_command) -> None:
             "none of textbook ramps, attn_scale",
         ),
         (["textbook", "--part="], "--part '': textbook has no such part"),
-        (["textbook", "--out", "a" * 300], "File name too long"),
+        (["textbook", "--out", "a" * 300], ": File name too long: give another folder"),
         (["textbook", "--scale", "h200"], "has none of this size, but cpu; --part training or attn_scale has it"),
         (["textbook", "--scale", "big"], "invalid choice: 'big'"),
         (["--part", "numbers"], "name what to reproduce: one of textbook, nvidia, olmo2"),
         (["textbook", "--dry-run", "--report-only"], "not allowed with argument"),
         (["textbook", "--report-only", "--out", "nowhere"], "--out nowhere: there is no such folder"),
         (["textbook", "--out", "file"], "--out file: file is a file: give a folder"),
-        (["textbook", "--out", "file/sub"], "--out file/sub: file/sub cannot be written: Not a directory"),
+        (["textbook", "--out", "file/sub"], "--out file/sub: file is a file: give a folder"),
         (["textbook", "--out", "/proc/nowhere"], "--out /proc/nowhere: /proc/nowhere cannot be written: "),
         (["textbook", "--out", ""], "argument --out: give a folder"),
     ],
@@ -138,7 +138,7 @@ def test_runs_are_made_once_and_the_page_is_rebuilt_to_the_byte(tiny, run_comman
     # A run that is missing is made anew, and the others are not.
     victim = next(out.glob("tiny_norms_cpu/*/summary.json"))
     kept = {path: path.stat().st_mtime_ns for path in out.glob("*/*/summary.json") if path != victim}
-    victim.unlink()
+    shutil.rmtree(victim.parent)
     third = run_command("reproduce", "tiny")
     assert third.code == 0
     assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
@@ -158,7 +158,9 @@ def test_a_stop_in_a_later_part_leaves_the_page_of_the_earlier_ones(tiny, run_co
 
 
 HEAD = {"name": "tiny", "part": "norms", "scale": "cpu", "commands": ["c"], "date": "d", "versions": {}}
-SUMMARY = {"status": "completed", "initial": {}, "final": {"val/loss": 2.0}, "scores": {}}
+SUMMARY = {"status": "completed", "sensitivity": {}, "steps": 1, "tokens": 1, "initial": {}, "scores": {}}
+SUMMARY |= {"final": {"val/loss": 2.0}}
+MANIFEST = {"created": "d", "data": dict.fromkeys(("fingerprint", "first_batch", "last_batch", "validation"), "d")}
 
 
 def data_of_norms(out: Path, *seeds: int) -> Path:
@@ -170,8 +172,8 @@ def data_of_norms(out: Path, *seeds: int) -> Path:
     for arm, seed in itertools.product(part.arms, seeds):
         summary = {**SUMMARY, "final": {"val/loss": 2.0 + 0.1 * seed}}
         config = {"optimizer": {"lr": 0.1}, "seed": seed, "stabilizer": {}}
-        runs.append(Run(arm, "", None, seed, RunRecord(out, config, {"data": {}}, summary)))
-        kept.append({"config": config, "manifest": {"data": {}}, "summary": summary})
+        runs.append(Run(arm, "", None, seed, RunRecord(out, config, MANIFEST, summary)))
+        kept.append({"config": config, "manifest": MANIFEST, "summary": summary})
     write(path, Evidence(HEAD, tuple(runs)), kept)
     return path
 
@@ -214,8 +216,8 @@ def test_a_page_is_never_replaced_by_one_with_less(fault: str, words: str, tiny,
         path.parent.write_text("mine", encoding="utf-8")
     if fault == "another part's":
         ladder = find("tiny").parts["ladder"]
-        record = RunRecord(out, {"optimizer": {"lr": 0.3}, "seed": 0, "stabilizer": {}}, {"data": {}})
-        kept = {"config": record.config, "manifest": {"data": {}}, "summary": dict(SUMMARY)}
+        record = RunRecord(out, {"optimizer": {"lr": 0.3}, "seed": 0, "stabilizer": {}}, MANIFEST)
+        kept = {"config": record.config, "manifest": MANIFEST, "summary": dict(SUMMARY)}
         write(
             data_path(ladder, "cpu", out),
             Evidence({**HEAD, "part": "ladder"}, (Run("none", "", 0.3, 0, record),)),
@@ -246,14 +248,21 @@ def test_what_would_stop_the_page_is_said_before_any_run(tiny, run_command, monk
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("damage", ["cut", "gone", "another"])
 @pytest.mark.parametrize("name", ["manifest.json", "metrics.jsonl", "config.yaml", "summary.json"])
-def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, tiny, run_command) -> None:
+def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, damage: str, tiny, run_command) -> None:
     assert run_command("reproduce", "tiny").code == 0
     out = tiny / "outputs" / "reproduction"
     known = {path: path.read_bytes() for path in (out / "tiny.md", *out.glob("data/*"))}
     victim = next(out.glob("tiny_norms_cpu/*/summary.json")).parent
     content = (victim / name).read_text(encoding="utf-8")
-    (victim / name).write_text("{" if name != "metrics.jsonl" else content[: len(content) // 2], encoding="utf-8")
+    if damage == "gone":
+        (victim / name).unlink()
+    else:
+        other = {"config.yaml": "a: 1", "metrics.jsonl": content.replace("optim/grad_norm", "optim/x")}
+        half = content[: len(content) // 2]
+        text = half if damage == "cut" else other.get(name, '{"status": "completed"}')
+        (victim / name).write_text(text, encoding="utf-8")
     for _ in range(2):
         shown = run_command("reproduce", "tiny")
         assert shown.code == 1

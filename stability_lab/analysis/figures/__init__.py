@@ -16,18 +16,22 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def draw(
-    comparison: Comparison, folder: Path, formats: Sequence[str] | None = None, only: Sequence[str] | None = None
+    comparison: Comparison,
+    folder: Path,
+    formats: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    option: str = "--figures",
 ) -> list[Path]:
     """Draw the figures that the runs allow into `folder`, which is made, and return their files.
 
     Each is drawn in each of `formats` (default png), or those of `only`; a file of the same name is replaced.
-    ConfigError where the folder cannot be made or written.
+    ConfigError where the folder cannot be made or written, which names the `option` that gave it.
     """
     # Made first: that it cannot be is said before minutes of drawing.
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _fault(folder, "made", error) from error
+        raise _fault(option, folder, "made", error) from error
     from stability_lab.analysis.figures import attention, curves, decision, differences, learning_rate, style
 
     figures = {
@@ -48,10 +52,10 @@ def draw(
                 try:
                     style.save(figure, path)
                 except OSError as error:
-                    raise _fault(path, "written", error) from error
+                    raise _fault(option, path, "written", error) from error
                 written.append(path)
     return written
 
 
-def _fault(path: Path, what: str, error: OSError) -> ConfigError:
-    return ConfigError(f"--figures: {shown(path)} cannot be {what} ({error.strerror or error}): give another folder")
+def _fault(option: str, path: Path, what: str, error: OSError) -> ConfigError:
+    return ConfigError(f"{option}: {shown(path)} cannot be {what} ({error.strerror or error}): give another folder")
