@@ -57,7 +57,7 @@ class _Head(_Line):
     versions: Texts
     device: str | None = None
     git: str | None = None
-    seconds: Annotated[Maybe, Field(ge=0, le=1e9)] = None
+    seconds: Annotated[Annotated[float, Field(ge=0, le=1e9)] | None, BeforeValidator(_number)] = None
     figures: list[str] = []
     # That follow: a file cut between two lines looks whole.
     lines: int = Field(ge=0, le=1_000_000)

@@ -67,6 +67,7 @@ def test_what_is_written_is_read_back(run: Run, tmp_path: Path) -> None:
     assert b"secret" not in text
     assert b"attn/scale/L00" not in text
     assert len(text) < 3000
+    assert read(written(path, run, seconds=None), PART, "cpu").head["seconds"] is None
     path.write_bytes(text + b"\n\n")
     assert len(read(path, PART, "cpu").runs) == 1
 
