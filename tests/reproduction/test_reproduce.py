@@ -259,7 +259,10 @@ def test_a_damaged_run_is_named_and_never_costs_what_was_known(name: str, damage
     if damage == "gone":
         (victim / name).unlink()
     else:
-        other = {"config.yaml": "a: 1", "metrics.jsonl": content.replace("optim/grad_norm", "optim/x")}
+        other = {
+            "config.yaml": content.replace("\nseed: ", "\nseed: 9"),
+            "metrics.jsonl": content.replace("optim/grad_norm", "optim/x"),
+        }
         half = content[: len(content) // 2]
         text = half if damage == "cut" else other.get(name, '{"status": "completed"}')
         (victim / name).write_text(text, encoding="utf-8")
