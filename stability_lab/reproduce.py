@@ -17,7 +17,7 @@ from stability_lab.files import replace_file
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of, find, reproductions
 from stability_lab.reproduction.claims import judge
 from stability_lab.reproduction.datafile import DATA, FIGURES, data_path, read
-from stability_lab.reproduction.report import claim_table, load, lost, page, runs_missing
+from stability_lab.reproduction.report import Found, claim_table, load, lost, page, runs_missing
 
 if TYPE_CHECKING:
     from stability_lab.cost import Timing
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             break
         made.append(part)
     if made or code not in STOPPED:
-        _publish(reproduction, made, args.scale, args.out)
+        _publish(reproduction, made, args.scale, args.out, load(reproduction, args.out))
     return code
 
 
@@ -183,7 +183,7 @@ def _report_only(reproduction: Reproduction, parts: Sequence[Part], scale: str, 
             f"--out {shown(out)}: {shown(out / DATA)} holds no data of {reproduction.name}: give the folder that has "
             "them, or leave out --report-only to make the runs"
         )
-    _publish(reproduction, parts, scale, out)
+    _publish(reproduction, parts, scale, out, found)
     return 0
 
 
@@ -270,9 +270,8 @@ def _run(part: Part, scale: str, made: Sequence[Sweep]) -> int:
     return code
 
 
-def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path) -> None:
+def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path, found: Found) -> None:
     """The page, from the data files; and the claims of what was made on the terminal. No page without any data."""
-    found = load(reproduction, out)
     path = _page_path(reproduction, out)
     if found:
         _check_page(reproduction, out, found)

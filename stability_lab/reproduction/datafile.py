@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 
 from stability_lab.analysis.runs import RunRecord, number
 from stability_lab.analysis.sources import shown
+from stability_lab.analysis.tables import words_for_nonfinite
 from stability_lab.config import ConfigError
 from stability_lab.files import replace_file
 from stability_lab.reproduction.catalogue import Part, claims_of
@@ -137,7 +138,8 @@ def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()
     for run, content in zip(evidence.runs, kept, strict=True):
         lines.append({"arm": run.arm, "setting": run.setting, "lr": run.lr, "seed": run.seed, **content})
     lines.insert(0, {**evidence.head, "lines": len(lines)})
-    replace_file(path, "".join(json.dumps(_words(line), sort_keys=True, allow_nan=False) + "\n" for line in lines))
+    text = "".join(json.dumps(line, sort_keys=True, allow_nan=False) + "\n" for line in words_for_nonfinite(lines))
+    replace_file(path, text)
 
 
 def read(path: Path, part: Part, scale: str) -> Evidence:
@@ -230,14 +232,3 @@ def _damaged(path: Path, why: str) -> ConfigError:
         f"{shown(path)} is damaged or of another version: {shown(why)}; put a good copy there, or move it "
         "away and run its part"
     )
-
-
-def _words(value: Any) -> Any:
-    """JSON has no NaN; `analysis.runs.number` reads these words back."""
-    if isinstance(value, Mapping):
-        return {str(key): _words(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_words(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value
