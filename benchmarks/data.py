@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from timing import interleaved
 
-from stability_lab.data.formats import recognise
 from stability_lab.data.loader import RandomWindows, TrainSampler
 from stability_lab.data.repeats import repetitive
-from stability_lab.data.shards import Shards
+from stability_lab.data.tokens.formats import recognise
+from stability_lab.data.tokens.shards import Shards
 
 TOKENS, SHARDS, ROUNDS = 200_000_000, 20, 400
 SHAPES = ((16, 64), (16, 1024), (64, 1024))

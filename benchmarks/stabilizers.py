@@ -6,7 +6,7 @@ import torch
 from step import our_step
 from timing import interleaved, ratio
 
-from stability_lab.listing import stabilizers
+from stability_lab.commands.stabilizers import stabilizers
 
 
 def main() -> None:

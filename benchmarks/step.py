@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.compose import compose_jobs, read_command_line
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
-from stability_lab.training.optimizer import build_adamw
+from stability_lab.model.transformer import GPT
+from stability_lab.training.optimizers import build_adamw
 from stability_lab.training.step import TrainStep
 
 

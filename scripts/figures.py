@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from stability_lab.analysis.figures.style import COLOURS, MARKERS
+from stability_lab.compare.figures.style import COLOURS, MARKERS
 from stability_lab.seams import PRE_NORM, AttentionShape, Placement, Seams
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
 from stability_lab.stabilizers.ln_scaling import LNScaling

@@ -36,26 +36,34 @@ ATTN_SCALE, LN_SCALING = "stability_lab/stabilizers/attn_scale.py", "stability_l
 POSTNORM, PERINORM = "stability_lab/stabilizers/postnorm.py", "stability_lab/stabilizers/perinorm.py"
 REORDERED_NORM, EMBED_SCALE = "stability_lab/stabilizers/reordered_norm.py", "stability_lab/stabilizers/embed_scale.py"
 FINAL_SOFTCAP, SEAMS = "stability_lab/stabilizers/final_softcap.py", "stability_lab/seams.py"
-BLOCK, GPT, PROBE = "stability_lab/model/block.py", "stability_lab/model/gpt.py", "stability_lab/diagnostics/probe.py"
+BLOCK, GPT, PROBE = (
+    "stability_lab/model/block.py",
+    "stability_lab/model/transformer.py",
+    "stability_lab/diagnostics/probe.py",
+)
 ATTENTION, INIT = "stability_lab/model/attention.py", "stability_lab/model/init.py"
-FORMATS, SHARDS, SCAN = "stability_lab/data/formats.py", "stability_lab/data/shards.py", "stability_lab/data/scan.py"
+FORMATS, SHARDS, SCAN = (
+    "stability_lab/data/tokens/formats.py",
+    "stability_lab/data/tokens/shards.py",
+    "stability_lab/data/tokens/scan.py",
+)
 REPEATS, LOADER, STREAM = (
     "stability_lab/data/repeats.py",
     "stability_lab/data/loader.py",
     "stability_lab/data/stream.py",
 )
 PREPARE, SYNTHETIC, HUB = (
-    "stability_lab/data/prepare.py",
-    "stability_lab/data/synthetic.py",
-    "stability_lab/data/hub.py",
+    "stability_lab/data/tokens/prepare.py",
+    "stability_lab/data/sources/synthetic.py",
+    "stability_lab/data/sources/hub.py",
 )
-NETWORK, PREPARED = "stability_lab/data/network.py", "stability_lab/data/prepared.py"
+NETWORK, PREPARED = "stability_lab/data/network.py", "stability_lab/data/tokens/prepared.py"
 DOCUMENTS, HF_TOKENIZER = "stability_lab/model/documents.py", "stability_lab/data/hf_tokenizer.py"
-LOOP, TEXT = "stability_lab/training/loop.py", "stability_lab/data/text.py"
-STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizer.py"
+LOOP, TEXT = "stability_lab/training/loop.py", "stability_lab/data/sources/text_files.py"
+STEP, OPTIMIZER = "stability_lab/training/step.py", "stability_lab/training/optimizers.py"
 CHECKPOINT, LOOP = "stability_lab/training/checkpoint.py", "stability_lab/training/loop.py"
-RESUME, LOCK, SIGNALS = "stability_lab/resume.py", "stability_lab/lock.py", "stability_lab/signals.py"
-JSONL = "stability_lab/tracking/jsonl.py"
+RESUME, LOCK, SIGNALS = "stability_lab/run/resume.py", "stability_lab/disk/lock.py", "stability_lab/run/signals.py"
+JSONL = "stability_lab/tracking/run_files.py"
 
 TEST_ZLOSS, TEST_QKNORM = "tests/stabilizers/test_zloss.py", "tests/stabilizers/test_qknorm.py"
 TEST_RMSNORM, TEST_LAYERNORM = "tests/stabilizers/test_rmsnorm.py", "tests/stabilizers/test_layernorm.py"
@@ -69,39 +77,43 @@ TEST_BACKENDS, TEST_PROBE = "tests/model/test_backends.py", "tests/diagnostics/t
 TEST_ATTENTION, TEST_INIT = "tests/model/test_attention.py", "tests/model/test_init.py"
 TEST_FORMATS, TEST_SHARDS, TEST_TOKENS = (f"tests/data/test_{name}.py" for name in ("formats", "shards", "tokens"))
 TEST_REPEATS, TEST_LOADER, TEST_HUB = (f"tests/data/test_{name}.py" for name in ("repeats", "loader", "hub"))
-TEST_PREPARE, TEST_SYNTHETIC = "tests/data/test_prepare.py", "tests/data/test_synthetic.py"
+TEST_PREPARE, TEST_SYNTHETIC = "tests/data/tokens/test_prepare.py", "tests/data/sources/test_synthetic.py"
 TEST_DOCUMENTS, TEST_MASKS = "tests/model/test_documents.py", "tests/training/test_masks.py"
-TEST_HF_TOKENIZER, TEST_TEXT = "tests/data/test_hf_tokenizer.py", "tests/data/test_text.py"
-TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizer.py"
-COMPARISON, STATISTICS = "stability_lab/analysis/comparison.py", "stability_lab/analysis/statistics.py"
-COMPARABILITY, GROUPING = "stability_lab/analysis/comparability.py", "stability_lab/analysis/grouping.py"
-LADDERS, FACTORIAL = "stability_lab/analysis/ladders.py", "stability_lab/analysis/factorial.py"
-TEST_COMPARE, TEST_STATISTICS = "tests/analysis/test_compare_runs.py", "tests/analysis/test_intervals.py"
-TEST_GROUPING, TEST_LADDERS = "tests/analysis/test_grouping.py", "tests/analysis/test_ladders.py"
-TEST_FACTORIAL = "tests/analysis/test_factorial.py"
-WANDB, WANDB_FILES = "stability_lab/tracking/wandb.py", "stability_lab/tracking/wandb_files.py"
-WANDB_SYNC, WANDB_API = "stability_lab/tracking/wandb_sync.py", "stability_lab/tracking/wandb_api.py"
-WANDB_REBUILD, WANDB_WORKSPACE = "stability_lab/tracking/wandb_rebuild.py", "stability_lab/tracking/wandb_workspace.py"
-TEST_WANDB, TEST_WANDB_FILES = "tests/tracking/test_wandb.py", "tests/tracking/test_wandb_files.py"
-TEST_WANDB_SYNC, TEST_WANDB_API = "tests/tracking/test_wandb_sync.py", "tests/tracking/test_wandb_api.py"
-TEST_WANDB_REBUILD = "tests/tracking/test_wandb_rebuild.py"
-TEST_WANDB_WORKSPACE = "tests/tracking/test_wandb_workspace.py"
+TEST_HF_TOKENIZER, TEST_TEXT = "tests/data/test_hf_tokenizer.py", "tests/data/sources/test_text_files.py"
+TEST_STEP, TEST_OPTIMIZER = "tests/training/test_step.py", "tests/training/test_optimizers.py"
+COMPARISON, STATISTICS = "stability_lab/compare/comparison.py", "stability_lab/compare/statistics.py"
+COMPARABILITY, GROUPING = "stability_lab/compare/comparability.py", "stability_lab/compare/grouping.py"
+LADDERS, FACTORIAL = "stability_lab/compare/ladders.py", "stability_lab/compare/factorial.py"
+TEST_COMPARE, TEST_STATISTICS = "tests/compare/test_comparison.py", "tests/compare/test_statistics.py"
+TEST_GROUPING, TEST_LADDERS = "tests/compare/test_grouping.py", "tests/compare/test_ladders.py"
+TEST_FACTORIAL = "tests/compare/test_factorial.py"
+WANDB, WANDB_FILES = "stability_lab/tracking/wandb/wandb_tracker.py", "stability_lab/tracking/wandb/end_files.py"
+WANDB_SYNC, WANDB_API = "stability_lab/tracking/wandb/offline.py", "stability_lab/tracking/wandb/api.py"
+WANDB_REBUILD, WANDB_WORKSPACE = "stability_lab/tracking/wandb/rebuild.py", "stability_lab/tracking/wandb/workspace.py"
+TEST_WANDB, TEST_WANDB_FILES = "tests/tracking/wandb/test_wandb_tracker.py", "tests/tracking/wandb/test_end_files.py"
+TEST_WANDB_SYNC, TEST_WANDB_API = "tests/tracking/wandb/test_offline.py", "tests/tracking/wandb/test_api.py"
+TEST_WANDB_REBUILD = "tests/tracking/wandb/test_rebuild.py"
+TEST_WANDB_WORKSPACE = "tests/tracking/wandb/test_workspace.py"
 
-FIGURES, TEST_FIGURES = "stability_lab/analysis/figures", "tests/analysis/test_figures.py"
+FIGURES, TEST_FIGURES = "stability_lab/compare/figures", "tests/compare/test_figures.py"
 JUDGE_LOG, VERDICT, EVENTS = (f"stability_lab/judge/{name}.py" for name in ("log", "verdict", "events"))
-TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/analysis/test_logs.py"
+TEST_VERDICT, TEST_LOGS = "tests/judge/test_verdict.py", "tests/logs/test_training_log.py"
 TEST_CHECKPOINT, TEST_LOOP_STATE = "tests/training/test_checkpoint.py", "tests/training/test_loop_state.py"
-TEST_RESUME, TEST_LOCK, TEST_SIGNALS = "tests/test_resume.py", "tests/test_lock.py", "tests/test_signals.py"
-TEST_JSONL = "tests/tracking/test_jsonl.py"
-SWEEP, TEST_SWEEP = "stability_lab/sweep.py", "tests/test_sweep.py"
+TEST_RESUME, TEST_LOCK, TEST_SIGNALS = (
+    "tests/run/test_resume.py",
+    "tests/disk/test_lock.py",
+    "tests/run/test_signals.py",
+)
+TEST_JSONL = "tests/tracking/test_run_files.py"
+SWEEP, TEST_SWEEP = "stability_lab/run/sweep.py", "tests/run/test_sweep.py"
 
-VERDICTS, CLAIMS = "stability_lab/analysis/verdicts.py", "stability_lab/reproduction/claims.py"
+VERDICTS, CLAIMS = "stability_lab/reproduction/claim_verdicts.py", "stability_lab/reproduction/claims.py"
 EVIDENCE, NUMBERS = "stability_lab/reproduction/evidence.py", "stability_lab/reproduction/numbers.py"
 GROWTH, REPRODUCTION_JOBS = "stability_lab/reproduction/growth.py", "stability_lab/reproduction/jobs.py"
 DATAFILE, COLLECT = "stability_lab/reproduction/datafile.py", "stability_lab/reproduction/collect.py"
-REPRODUCE, TEST_REPRODUCE = "stability_lab/reproduce.py", "tests/reproduction/test_reproduce.py"
+REPRODUCE, TEST_REPRODUCE = "stability_lab/commands/reproduce.py", "tests/reproduction/test_reproduce.py"
 TEST_DATAFILE = "tests/reproduction/test_datafile.py"
-TEST_VERDICTS, TEST_CLAIMS = "tests/analysis/test_verdicts.py", "tests/reproduction/test_claims.py"
+TEST_VERDICTS, TEST_CLAIMS = "tests/reproduction/test_claim_verdicts.py", "tests/reproduction/test_claims.py"
 TEST_EVIDENCE, TEST_NUMBERS = "tests/reproduction/test_evidence.py", "tests/reproduction/test_numbers.py"
 TEST_GROWTH, TEST_CATALOGUE = "tests/reproduction/test_growth.py", "tests/reproduction/test_catalogue.py"
 
@@ -691,10 +703,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/judge/test_lr_sensitivity.py::test_published_decimals_at_the_limits",
     ),
     Mutant(
-        "stability_lab/series.py",
+        "stability_lab/judge/series.py",
         'self._no_norm.append(row.get("optim/grad_norm") is None)',
         "self._no_norm.append(False)",
-        "tests/test_monitor.py::test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline",
+        "tests/monitoring/test_monitor.py::test_steps_without_a_gradient_norm_are_judged_alike_online_and_offline",
     ),
     # Sweeps: who may still start, and what the end says of the jobs.
     Mutant(
@@ -717,19 +729,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # What score reads: gaps stay gaps, epochs are numbered through, an empty column is passed over.
     Mutant(
-        "stability_lab/analysis/logs.py",
+        "stability_lab/logs/training_log.py",
         'fields[f"no_{role}"] = ~has',
         'fields[f"no_{role}"] = None',
-        "tests/test_score.py::test_signals_that_are_logged_at_different_steps",
+        "tests/commands/test_score.py::test_signals_that_are_logged_at_different_steps",
     ),
     Mutant(
-        "stability_lab/analysis/steps.py",
+        "stability_lab/logs/steps.py",
         "steps + segment * epoch",
         "steps + segment",
         f"{TEST_LOGS}::test_steps_that_begin_anew_each_epoch_are_numbered_through",
     ),
     Mutant(
-        "stability_lab/analysis/columns.py",
+        "stability_lab/logs/columns.py",
         "2 * counts[column] < most",
         "False",
         f"{TEST_LOGS}::test_a_loss_that_is_nearly_empty_is_passed_over",
@@ -913,7 +925,7 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{TEST_FIGURES}::test_the_decision_shows_what_an_arm_costs_and_what_is_not_resolved",
     ),
     Mutant(
-        "stability_lab/analysis/decision.py",
+        "stability_lab/compare/decision.py",
         "difference_by_seed(_at_best(comparison, ladder), _at_best(comparison, other), comparison.paired)",
         "difference_by_seed(_at_best(comparison, other), _at_best(comparison, ladder), comparison.paired)",
         f"{TEST_LADDERS}::test_tuned_compares_each_arm_at_its_own_best",

@@ -9,13 +9,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from stability_lab.analysis.comparison import compare
-from stability_lab.analysis.decision import decision
-from stability_lab.analysis.figures import draw
-from stability_lab.analysis.report import tables
-from stability_lab.analysis.runs import find_runs
-from stability_lab.analysis.tables import Table, escape_markdown, markdown_table
-from stability_lab.listing import stabilizers
+from stability_lab.commands.stabilizers import stabilizers
+from stability_lab.compare.comparison import compare
+from stability_lab.compare.decision import decision
+from stability_lab.compare.figures import draw
+from stability_lab.compare.run_record import find_runs
+from stability_lab.compare.tables import Table, escape_markdown, markdown_table
+from stability_lab.compare.text_report import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = {"decision": "decision", "loss_over_lr": "comparison", "curves": "curves"}

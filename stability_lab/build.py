@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stability_lab.config import ConfigError, TrainConfig, convert, did_you_mean, typed_fields
+from stability_lab.config import ConfigError, TrainConfig, convert, typed_fields
 from stability_lab.data.load import load
 from stability_lab.data.loader import Sampler, check_length, validation_starts, validation_windows
-from stability_lab.data.memmap import TokenData
 from stability_lab.data.stream import build_sampler
+from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.model.documents import DocumentMark
 from stability_lab.model.flex import causal_mask
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
+from stability_lab.text import did_you_mean
 from stability_lab.training.inject import parse
-from stability_lab.training.optimizer import build_adamw
+from stability_lab.training.optimizers import build_adamw
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 

@@ -8,8 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stability_lab import __version__, console
-from stability_lab.config import ConfigError, did_you_mean, printable
+from stability_lab import __version__
+from stability_lab.config import ConfigError
+from stability_lab.run import console
+from stability_lab.text import did_you_mean, printable
 
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
@@ -27,19 +29,8 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
 
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
-# Command -> the module whose `main(arguments)` does it.
-COMMANDS = {
-    "train": "launch",
-    "plan": "plan",
-    "evaluate": "evaluate",
-    "compare": "compare",
-    "reproduce": "reproduce",
-    "runs": "runs",
-    "score": "score",
-    "data": "data_commands",
-    "sync": "sync",
-    "stabilizers": "listing",
-}
+# Each is a module of `commands` whose `main(arguments)` does it.
+COMMANDS = ("train", "plan", "evaluate", "compare", "reproduce", "runs", "score", "data", "sync", "stabilizers")
 # Of a path that cannot be looked at.
 _NO_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 # Of a file or a standard output that takes no more.
@@ -93,4 +84,4 @@ def _run(argv: Sequence[str]) -> int:
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
-    return importlib.import_module(f"stability_lab.{COMMANDS[command]}").main(arguments)
+    return importlib.import_module(f"stability_lab.commands.{command}").main(arguments)

@@ -24,7 +24,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from stability_lab.config import ConfigError, TrainConfig, config_dir, did_you_mean, from_plain
+from stability_lab.config import ConfigError, TrainConfig, config_dir, from_plain
+from stability_lab.text import did_you_mean
 
 STABILIZER = "stabilizer"
 MOST_JOBS = 10_000

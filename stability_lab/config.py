@@ -10,11 +10,12 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+
+from stability_lab.text import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -35,21 +36,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
-
-
-def printable(text: str) -> str:
-    """Without control characters: what stands in somebody's files must not steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
-    known = sorted(known)
-    folded = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {folded[close[0]]}?"
-    return f"known are {', '.join(known)}" if known else "there is none to set"
 
 
 def _key(

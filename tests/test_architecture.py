@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,19 @@ from stability_lab.seams import ADDITIVE, EXCLUSIVE
 PACKAGE = Path(stability_lab.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 400
+MOST_AT_THE_TOP = 9
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"config", "seams", "numerics", "judge", "lock", "signals", "files"},
-    {"model", "objective", "stabilizers", "data", "tracking", "compose", "console", "naming"},
-    {"diagnostics", "analysis"},
-    {"series"},
-    {"training", "record"},
-    {"build", "monitor"},
-    {"resume", "ending", "facts"},
-    {"compare", "cost", "run", "evaluate", "listing", "runs", "score", "sync", "prepare", "inspection"},
-    {"plan", "sweep", "data_commands", "reproduction"},
-    {"launch"},
-    {"reproduce"},
+    {"text", "numerics", "seams", "judge", "disk"},
+    {"config"},
+    {"model", "objective", "stabilizers", "data", "tracking", "compose"},
+    {"diagnostics", "compare", "logs"},
+    {"training"},
+    {"build"},
+    {"run"},
+    {"monitoring", "reproduction"},
+    {"commands"},
     {"cli"},
     {"__main__", "__init__"},
 )
@@ -103,17 +103,34 @@ def test_model_and_objective_know_neither_stabilizers_nor_each_other(part: str) 
 
 
 def test_each_service_lives_in_one_file() -> None:
-    assert {name.rpartition("/")[0] for name in importers("wandb")} == {"tracking"}
-    assert all(name.startswith("tracking/wandb") for name in importers("wandb"))
-    assert importers("datasets") <= {"data/hub.py"}
-    assert all(name.startswith("analysis/figures/") for name in importers("matplotlib"))
+    assert {name.rpartition("/")[0] for name in importers("wandb")} == {"tracking/wandb"}
+    assert importers("datasets") <= {"data/sources/hub.py"}
+    assert all(name.startswith("compare/figures/") for name in importers("matplotlib"))
     assert importers("torch.distributed") <= {"training/distributed.py", "training/checkpoint.py"}
-    assert importers("transformers") == {"monitor.py"}  # for the Trainer's callback; else only tests compare with it
+    # For the Trainer's callback; else only tests compare with it.
+    assert importers("transformers") == {"monitoring/monitor.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_are_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+
+
+def test_the_top_level_is_small() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_AT_THE_TOP
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def test_no_two_files_share_a_name() -> None:
+    assert twice(path.name for path in FILES if path.name != "__init__.py") == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
+    assert twice(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)) == []
 
 
 def forwards() -> Iterator[tuple[str, ast.FunctionDef]]:

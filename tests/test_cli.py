@@ -40,8 +40,8 @@ BAD_INPUT = {
     "foreign class": (["tracking._target_=os.system"], ["tracking._target_=os.system"]),
     "missing class": (["tracking._target_=stability_lab.nope.Nope"], ["tracking._target_=stability_lab.nope.Nope"]),
     "no class of options": (
-        ["tracking._target_=stability_lab.model.gpt.GPT"],
-        ["tracking._target_=stability_lab.model.gpt.GPT"],
+        ["tracking._target_=stability_lab.model.transformer.GPT"],
+        ["tracking._target_=stability_lab.model.transformer.GPT"],
     ),
     "name of a run": (["run_name=a/b"], ["run_name=a/b"]),
     "a model too large to count": (["model.d_model=4000000000"], ["model.d_model"]),
@@ -277,6 +277,6 @@ def test_what_must_not_be_read_is_one_sentence(run_command, monkeypatch) -> None
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied", "outputs/reproduction")
 
-    monkeypatch.setattr("stability_lab.reproduce.main", refuse)
+    monkeypatch.setattr("stability_lab.commands.reproduce.main", refuse)
     shown = run_command("reproduce", "textbook")
     assert (shown.code, shown.err) == (2, "error: outputs/reproduction: Permission denied\n")

@@ -11,7 +11,8 @@ import pytest
 
 import stability_lab.config as config_module
 from stability_lab.compose import compose_jobs, read_command_line
-from stability_lab.config import ConfigError, check_bounds, config_dir, convert, did_you_mean, from_plain
+from stability_lab.config import ConfigError, check_bounds, config_dir, convert, from_plain
+from stability_lab.text import did_you_mean
 
 
 @pytest.fixture(scope="module")

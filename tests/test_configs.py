@@ -211,7 +211,7 @@ def test_a_stabilizer_file_is_keyed_by_its_own_name() -> None:
 def test_model_sizes_are_what_the_files_say(model: str, total: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from stability_lab.model.gpt import parameter_counts
+    from stability_lab.model.transformer import parameter_counts
     from stability_lab.seams import Seams
 
     config = compose_one(f"model={model}").config

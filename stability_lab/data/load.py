@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stability_lab.data.corpus import TextFiles
-from stability_lab.data.hub import Hub, stream_tokens
-from stability_lab.data.memmap import TokenData, load_tokens
-from stability_lab.data.prepare import default_folder, prepare
-from stability_lab.data.prepared import open_prepared
+from stability_lab.data.sources.corpus import TextFiles
+from stability_lab.data.sources.hub import Hub, stream_tokens
 from stability_lab.data.tokenizer import TokenizerOptions
+from stability_lab.data.tokens.memmap import TokenData, load_tokens
+from stability_lab.data.tokens.prepare import default_folder, prepare
+from stability_lab.data.tokens.prepared import open_prepared
 
 LARGE_BYTES = 2**28
 """Text files from this size on are prepared on the disk and never held in memory."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.config import ConfigError
-from stability_lab.data.memmap import TokenData
-from stability_lab.data.shards import Ids, Tokens, windows_of
+from stability_lab.data.tokens.memmap import TokenData
+from stability_lab.data.tokens.shards import Ids, Tokens, windows_of
 
 
 class Sampler(Protocol):

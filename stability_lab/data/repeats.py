@@ -16,7 +16,7 @@ REPEATS = 32
 """How often an n-gram has to stand in a row."""
 
 
-class Run(NamedTuple):
+class Repetition(NamedTuple):
     """`repeats` copies of the `period` tokens at `start`, one after the other."""
 
     start: int
@@ -55,9 +55,11 @@ def _repeats(tokens_NT: npt.NDArray[np.integer], period: int, need: int) -> npt.
     return (counted_NT[:, need:] - counted_NT[:, :-need] == need).any(1)
 
 
-def repeated_runs(tokens_T: npt.NDArray[np.integer], longest: int = LONGEST, repeats: int = REPEATS) -> list[Run]:
+def repeated_runs(
+    tokens_T: npt.NDArray[np.integer], longest: int = LONGEST, repeats: int = REPEATS
+) -> list[Repetition]:
     """Every repetition, by its start; a run of a short period is not reported again for that period's multiples."""
-    runs: list[Run] = []
+    runs: list[Repetition] = []
     covered = np.zeros(len(tokens_T), dtype=bool)
     for period in range(1, longest + 1):
         if len(tokens_T) < repeats * period:
@@ -67,6 +69,6 @@ def repeated_runs(tokens_T: npt.NDArray[np.integer], longest: int = LONGEST, rep
         for begin, end in edges.reshape(-1, 2).tolist():
             copies = (end - begin) // period + 1
             if copies >= repeats and not covered[begin : end + period].all():
-                runs.append(Run(begin, period, copies))
+                runs.append(Repetition(begin, period, copies))
                 covered[begin : end + period] = True
     return sorted(runs)

@@ -9,8 +9,8 @@ import numpy as np
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data.loader import RandomWindows, Sampler, TrainSampler, batch_fingerprint
-from stability_lab.data.memmap import TokenData, TokenStream
-from stability_lab.data.shards import Ids
+from stability_lab.data.tokens.memmap import TokenData, TokenStream
+from stability_lab.data.tokens.shards import Ids
 
 
 class StreamSampler:

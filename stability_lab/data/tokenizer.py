@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.config import ConfigError
-from stability_lab.data.corpus import Documents
+from stability_lab.data.sources.corpus import Documents
 
 if TYPE_CHECKING:
     import tokenizers

@@ -14,18 +14,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from stability_lab.judge.series import perplexity
 from stability_lab.model.attention import AttentionStats
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 from stability_lab.numerics import fp32
 from stability_lab.objective.loss import language_model_loss
-
-
-def perplexity(loss: float) -> float:
-    """exp of a mean cross-entropy in nats; `inf` on overflow."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from stability_lab.config import InitConfig
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 
 
 def parameter_generator(init_seed: int, name: str) -> torch.Generator:

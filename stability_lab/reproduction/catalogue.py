@@ -11,14 +11,15 @@ from typing import Any
 
 import yaml
 
-from stability_lab.config import ConfigError, did_you_mean
+from stability_lab.config import ConfigError
+from stability_lab.text import did_you_mean
 
 HERE = Path(__file__).resolve().parent
 SCALES = ("cpu", "h200", "full")
 
 
 @dataclass(frozen=True)
-class Scale:
+class PartScale:
     """One part at one size. `lrs` empty: the experiment's own. The rest from `widths` on is that of `growth`."""
 
     minutes: float | None
@@ -40,7 +41,7 @@ class Part:
     name: str  # of `reproduce`
     part: str
     question: str
-    scales: Mapping[str, Scale]
+    scales: Mapping[str, PartScale]
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metric: str = "val/loss"
@@ -64,7 +65,7 @@ class Part:
         lrs = at.lrs or (None,)
         return list(itertools.product(self.settings_at(scale), self.arms, lrs, at.seeds))
 
-    def at(self, scale: str) -> Scale:
+    def at(self, scale: str) -> PartScale:
         """ConfigError where the part has not that scale."""
         if scale not in self.scales:
             known = ", ".join(self.scales)
@@ -165,10 +166,10 @@ def _part(name: str, key: str, node: Mapping[str, Any]) -> Part:
     return Part(**{**node, "name": name, "part": key, **lists, **axes, "scales": scales})
 
 
-def _scale(node: Mapping[str, Any]) -> Scale:
+def _scale(node: Mapping[str, Any]) -> PartScale:
     lists = {key: tuple(value) for key, value in node.items() if isinstance(value, list)}
     settings = {"settings": _overrides(node["settings"])} if "settings" in node else {}
-    return Scale(**{**node, **lists, **settings})
+    return PartScale(**{**node, **lists, **settings})
 
 
 def _overrides(node: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stability_lab.analysis.grouping import LR, Cell, Grouping
-from stability_lab.analysis.ladders import Ladder, ladders
-from stability_lab.analysis.statistics import Difference, difference_by_seed, family, paired_difference
-from stability_lab.analysis.verdicts import (
+from stability_lab.compare.grouping import LR, Cell, Grouping
+from stability_lab.compare.ladders import Ladder, ladders
+from stability_lab.compare.statistics import Difference, difference_by_seed, family, paired_difference
+from stability_lab.reproduction.catalogue import Claim, Part
+from stability_lab.reproduction.claim_verdicts import (
     NOT_RESOLVABLE,
     Finding,
     equal,
@@ -20,8 +21,7 @@ from stability_lab.analysis.verdicts import (
     spike_rates,
     stable_rates,
 )
-from stability_lab.reproduction.catalogue import Claim, Part
-from stability_lab.reproduction.evidence import Evidence, Run
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 NOT_BUILT, NOT_RUN = "not built yet", "not run yet"
 _PAIRING = ("fingerprint", "first_batch", "last_batch", "validation")
@@ -33,7 +33,7 @@ class Judged:
     finding: Finding
 
 
-def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list[Judged]:
+def judge(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) -> list[Judged]:
     """One verdict a claim of the part. Without evidence all are `not run yet`, but those that are not built.
 
     Differences are corrected for their number within the part by Holm's rule, missing ones counted.
@@ -53,14 +53,14 @@ def judge(part: Part, found: Sequence[Claim], evidence: Evidence | None) -> list
 
 
 def ladder_of(
-    part: Part, evidence: Evidence, where: str, against: str | None = None, up_to: float = math.inf
+    part: Part, evidence: PartEvidence, where: str, against: str | None = None, up_to: float = math.inf
 ) -> Ladder | None:
     """What the learning rates, or those `up_to` one, say of an arm (`arm` or `arm@setting`), with the difference to
     another one's."""
     names = [where, *([against] if against is not None else [])]
     cells = []
     for name in names:
-        by_lr: dict[float, list[Run]] = {}
+        by_lr: dict[float, list[KeptRun]] = {}
         for run in _runs(evidence, name):
             if run.lr is not None and run.lr <= up_to:
                 by_lr.setdefault(run.lr, []).append(run)
@@ -70,13 +70,13 @@ def ladder_of(
     return next((ladder for ladder in ladders(grouping, part.metric, paired) if ladder.arm == where), None)
 
 
-def difference_of(a: Sequence[Run], b: Sequence[Run], metric: str) -> Difference | None:
+def difference_of(a: Sequence[KeptRun], b: Sequence[KeptRun], metric: str) -> Difference | None:
     """a - b, over seeds that both have where the same seed saw the same batches; None without a value in each."""
     own, other = _by_seed(a, metric), _by_seed(b, metric)
     return difference_by_seed(own, other, _paired(a, b))
 
 
-def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Difference | None) -> Finding:
+def _finding(part: Part, claim: Claim, evidence: PartEvidence | None, difference: Difference | None) -> Finding:
     test, kind = claim.test, claim.test["kind"]
     if kind == "not_built":
         return Finding(NOT_BUILT)
@@ -102,23 +102,23 @@ def _finding(part: Part, claim: Claim, evidence: Evidence | None, difference: Di
     return signed(difference, test["direction"], test.get("effect"))
 
 
-def _difference(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+def _difference(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Difference | None:
     a, b = (_at(part, evidence, test, test[side]) for side in "ab")
     return difference_of(a, b, test.get("metric", part.metric))
 
 
-def _samples(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+def _samples(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Difference | None:
     if not all(test[side] in evidence.values for side in "ab"):
         return None
     return paired_difference(*(_list(evidence, test[side]) for side in "ab"))
 
 
-def _sensitivity(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+def _sensitivity(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Difference | None:
     ladder = ladder_of(part, evidence, test["a"], test["b"], test.get("up_to", math.inf))
     return None if ladder is None else ladder.difference
 
 
-def _interaction(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Difference | None:
+def _interaction(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Difference | None:
     """How much one factor's effect changes with the other, over seeds that all four arms have on the same batches."""
     metric, arms = test.get("metric", part.metric), test["arms"]
     first, second = test["factors"]
@@ -140,7 +140,7 @@ def _older(what: str) -> str:
     return f"its data are older and have no {what}: run the part again"
 
 
-def _none(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+def _none(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
     """Why there is no difference."""
     if test["kind"] == "lr_sensitivity":
         for one, other in ((test["a"], test["b"]), (test["b"], test["a"])):
@@ -166,7 +166,7 @@ def _all_gone(arm: str) -> str:
     return f"{arm} has no run with a finite value"
 
 
-_DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Difference | None]] = {
+_DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], PartEvidence], Difference | None]] = {
     "difference": _difference,
     "samples": _samples,
     "lr_sensitivity": _sensitivity,
@@ -174,7 +174,7 @@ _DIFFERENCES: Mapping[str, Callable[[Part, Mapping[str, Any], Evidence], Differe
 }
 
 
-def _equivalence(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+def _equivalence(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
     if part.compute is not None:
         return equal(_list(evidence, test["a"]), _list(evidence, test["b"]), test["margin"])
     metric = test.get("metric", part.metric)
@@ -186,7 +186,7 @@ def _equivalence(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Fin
     return equal([own[seed] for seed in common], [other[seed] for seed in common], test["margin"])
 
 
-def _spikes(test: Mapping[str, Any], evidence: Evidence) -> Finding:
+def _spikes(test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
     """A run that diverged is scored too: its spikes are what the score is for."""
     counts, rates, sides = [], [], [_runs(evidence, test[side]) for side in "ab"]
     for runs in sides:
@@ -197,7 +197,7 @@ def _spikes(test: Mapping[str, Any], evidence: Evidence) -> Finding:
     return spike_rates(difference, (counts[0], counts[1]), (test["rates"][0], test["rates"][1]))
 
 
-def _stable(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
+def _stable(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
     a, b = (ladder_of(part, evidence, test[side]) for side in "ab")
     if a is None or b is None or a.stable is None or b.stable is None:
         return Finding(NOT_RESOLVABLE, detail="an arm has no ladder of learning rates")
@@ -206,7 +206,7 @@ def _stable(part: Part, test: Mapping[str, Any], evidence: Evidence) -> Finding:
     return stable_rates(a.stable, b.stable, test["direction"], min(a.seeds, b.seeds))
 
 
-def _at(part: Part, evidence: Evidence, test: Mapping[str, Any], where: str) -> list[Run]:
+def _at(part: Part, evidence: PartEvidence, test: Mapping[str, Any], where: str) -> list[KeptRun]:
     """The runs of an arm at the learning rate that the test names by its place in the part's grid."""
     scale = part.scales.get(str(evidence.head.get("scale")))
     lrs = scale.lrs if scale else ()
@@ -214,26 +214,26 @@ def _at(part: Part, evidence: Evidence, test: Mapping[str, Any], where: str) -> 
     return [run for run in _runs(evidence, where) if run.lr == lr]
 
 
-def _runs(evidence: Evidence, where: str) -> list[Run]:
+def _runs(evidence: PartEvidence, where: str) -> list[KeptRun]:
     arm, _, setting = where.partition("@")
     return [run for run in evidence.runs if (run.arm, run.setting) == (arm, setting) and run.record.ended]
 
 
-def _by_seed(runs: Sequence[Run], metric: str) -> dict[int, float]:
+def _by_seed(runs: Sequence[KeptRun], metric: str) -> dict[int, float]:
     return {run.seed: value for run in runs if (value := run.metric(metric)) is not None}
 
 
-def _paired(a: Sequence[Run], b: Sequence[Run]) -> bool:
+def _paired(a: Sequence[KeptRun], b: Sequence[KeptRun]) -> bool:
     """Did the same seed see the same batches, and was it validated on the same windows?"""
     facts = [{run.seed: _batches(run) for run in runs} for runs in (a, b)]
     return all(facts[0][seed] == facts[1][seed] for seed in facts[0] if seed in facts[1])
 
 
-def _batches(run: Run) -> tuple[Any, ...]:
+def _batches(run: KeptRun) -> tuple[Any, ...]:
     data = run.record.manifest.get("data") or {}
     return tuple(data.get(key) for key in _PAIRING)
 
 
-def _list(evidence: Evidence, name: str) -> list[float]:
+def _list(evidence: PartEvidence, name: str) -> list[float]:
     value = evidence.values[name]
     return value if isinstance(value, list) else [value]

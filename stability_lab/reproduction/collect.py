@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab import __version__
-from stability_lab.analysis.comparison import compare
-from stability_lab.analysis.figures import draw
-from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.sources import shown
+from stability_lab.compare.comparison import compare
+from stability_lab.compare.figures import draw
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.reproduction import jobs
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.datafile import FIGURES, data_path, read, write
-from stability_lab.reproduction.evidence import Evidence, Run, by_delta, small
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence, by_delta, small
+from stability_lab.text import shown
 
 
 def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> str:
@@ -41,11 +41,11 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> st
         kept = [small(record, part.injected) for record in records]
         head = _head(part, scale) | {"commands": [sweep.command for sweep in made], **_facts(records)}
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
-        write(data_path(part, scale, out), Evidence(head, tuple(runs)), kept)
+        write(data_path(part, scale, out), PartEvidence(head, tuple(runs)), kept)
     return told
 
 
-def _would_lose(part: Part, scale: str, out: Path, runs: Sequence[Run]) -> str:
+def _would_lose(part: Part, scale: str, out: Path, runs: Sequence[KeptRun]) -> str:
     """Why the data that are there must not be replaced by those of `runs`; empty where they may be."""
     path = data_path(part, scale, out)
     if not path.exists():
@@ -58,7 +58,7 @@ def _would_lose(part: Part, scale: str, out: Path, runs: Sequence[Run]) -> str:
     return f"{shown(path)} has {gone} of the others and stays as it is" if gone else ""
 
 
-def _key(run: Run) -> tuple[object, ...]:
+def _key(run: KeptRun) -> tuple[object, ...]:
     return run.setting, run.arm, run.lr, run.seed
 
 
@@ -72,7 +72,7 @@ def compute(part: Part, scale: str, out: Path) -> str:
         "versions": _versions(),
         "seconds": round(time.monotonic() - began, 1),
     }
-    write(data_path(part, scale, out), Evidence(head, values=values))
+    write(data_path(part, scale, out), PartEvidence(head, values=values))
     return ""
 
 
@@ -124,7 +124,7 @@ def _versions() -> dict[str, str]:
     return {"stability_lab": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _draw(part: Part, runs: Sequence[Run], kept: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+def _draw(part: Part, runs: Sequence[KeptRun], kept: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Draw the figures with the part's names for arms and the values of `kept`; their files relative to the page."""
     named = []
     for run, values in zip(runs, kept, strict=True):

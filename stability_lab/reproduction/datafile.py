@@ -13,13 +13,13 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
-from stability_lab.analysis.runs import RunRecord, number
-from stability_lab.analysis.sources import shown
-from stability_lab.analysis.tables import words_for_nonfinite
+from stability_lab.compare.run_record import RunRecord, number
+from stability_lab.compare.tables import words_for_nonfinite
 from stability_lab.config import ConfigError
-from stability_lab.files import replace_file
+from stability_lab.disk.files import replace_file
 from stability_lab.reproduction.catalogue import Part, claims_of
-from stability_lab.reproduction.evidence import Evidence, Run, by_delta
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence, by_delta
+from stability_lab.text import shown
 
 
 def _number(value: Any) -> Any:
@@ -42,14 +42,14 @@ Maybe = Annotated[float | None, BeforeValidator(_number)]
 Texts = dict[str, str | None]
 
 
-class _Line(BaseModel):
+class _DataLine(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-_Kind = TypeVar("_Kind", bound=_Line)
+_Kind = TypeVar("_Kind", bound=_DataLine)
 
 
-class _Head(_Line):
+class _Head(_DataLine):
     name: str
     part: str
     scale: str
@@ -64,13 +64,13 @@ class _Head(_Line):
     lines: int = Field(ge=0, le=1_000_000)
 
 
-class _Score(_Line):
+class _Score(_DataLine):
     score: Maybe = None
     n_spikes: int | None = None
     n_scored: int | None = None
 
 
-class _Summary(_Line):
+class _Summary(_DataLine):
     status: str
     verdict: str | None = None
     sensitivity: dict[str, str]
@@ -81,29 +81,29 @@ class _Summary(_Line):
     scores: dict[str, dict[str, _Score]]
 
 
-class _Optimizer(_Line):
+class _Optimizer(_DataLine):
     lr: Number
 
 
-class _Config(_Line):
+class _Config(_DataLine):
     optimizer: _Optimizer
     seed: int
     stabilizer: dict[str, Any]
 
 
-class _Data(_Line):
+class _Data(_DataLine):
     fingerprint: str
     first_batch: str
     last_batch: str
     validation: str
 
 
-class _Manifest(_Line):
+class _Manifest(_DataLine):
     created: str
     data: _Data
 
 
-class _Files(_Line):
+class _Files(_DataLine):
     """Of a run that has ended: what its files must say, and so what is kept of them."""
 
     config: _Config
@@ -124,7 +124,7 @@ class _Run(_Files):
     seed: int
 
 
-class _Values(_Line):
+class _Values(_DataLine):
     values: dict[str, Annotated[Any, PlainValidator(_value)]]
 
 
@@ -132,7 +132,7 @@ def data_path(part: Part, scale: str, out: Path) -> Path:
     return out / DATA / f"{part.name}_{part.part}_{scale}.jsonl"
 
 
-def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+def write(path: Path, evidence: PartEvidence, kept: Sequence[Mapping[str, Any]] = ()) -> None:
     """Replace `path`; `kept` are the runs' `small` dicts, in the order of `evidence.runs`. OSError where that fails."""
     lines: list[dict[str, Any]] = [{"values": dict(evidence.values)}] if evidence.values else []
     for run, content in zip(evidence.runs, kept, strict=True):
@@ -142,7 +142,7 @@ def write(path: Path, evidence: Evidence, kept: Sequence[Mapping[str, Any]] = ()
     replace_file(path, text)
 
 
-def read(path: Path, part: Part, scale: str) -> Evidence:
+def read(path: Path, part: Part, scale: str) -> PartEvidence:
     """ConfigError where the file cannot be read, is damaged, or is not of this part at this scale."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -161,10 +161,10 @@ def read(path: Path, part: Part, scale: str) -> Evidence:
         if part.compute is None:
             own = _checked(path, n, _Run, line)
             record = RunRecord(path, line["config"], line["manifest"], by_delta(line["summary"], part.delta))
-            runs.append(Run(own.arm, own.setting, own.lr, own.seed, record))
+            runs.append(KeptRun(own.arm, own.setting, own.lr, own.seed, record))
         else:
             values |= _checked(path, n, _Values, line).values
-    evidence = Evidence(head.model_dump(exclude={"lines"}), tuple(runs), values)
+    evidence = PartEvidence(head.model_dump(exclude={"lines"}), tuple(runs), values)
     if why := _foreign(evidence, part, scale):
         raise _damaged(path, why)
     return evidence
@@ -193,7 +193,7 @@ def _told(error: ValidationError) -> str:
     return f"{where}: {what[:1].lower()}{what[1:]}" if where else what[:1].lower() + what[1:]
 
 
-def _foreign(evidence: Evidence, part: Part, scale: str) -> str:
+def _foreign(evidence: PartEvidence, part: Part, scale: str) -> str:
     """Why these are not the data of this part at this scale; empty where they are."""
     head = evidence.head
     own, asked = (head["name"], head["part"], head["scale"]), (part.name, part.part, scale)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.sources import shown
-from stability_lab.tracking.jsonl import EVENTS, METRICS
+from stability_lab.compare.run_record import RunRecord
+from stability_lab.text import shown
+from stability_lab.tracking.run_files import EVENTS, METRICS
 
 # Of the columns `final` and of the gradient norm's definitions, what tables and claims use.
 _DEFINITIONS = ("olmo2", "olmo_core", "robust")
@@ -28,7 +28,7 @@ _LAST = 20  # steps whose mean stands for the end of a series
 
 
 @dataclass(frozen=True)
-class Run:
+class KeptRun:
     """A run of an arm in a setting at a learning rate (None: the experiment's own)."""
 
     arm: str
@@ -44,11 +44,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PartEvidence:
     """`head`: name, part, scale, commands, versions, seconds, date. Either runs or values."""
 
     head: Mapping[str, Any]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[KeptRun, ...] = ()
     values: Mapping[str, float | list[float]] = field(default_factory=dict)
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from stability_lab.build import build_model
 from stability_lab.config import InitConfig, TrainConfig
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import language_model_loss
 from stability_lab.seams import Seams
 

@@ -11,19 +11,19 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from stability_lab import __version__
-from stability_lab.analysis.runs import RunRecord, read_run
-from stability_lab.analysis.sources import shown
+from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import ConfigError, from_plain
-from stability_lab.naming import CONFIG, MANIFEST, SUMMARY, read_object
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.datafile import damage
-from stability_lab.reproduction.evidence import Run, torn
-from stability_lab.tracking.jsonl import METRICS
+from stability_lab.reproduction.evidence import KeptRun, torn
+from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, read_object
+from stability_lab.text import shown
 from stability_lab.tracking.manifest import fingerprint
+from stability_lab.tracking.run_files import METRICS
 
 if TYPE_CHECKING:
-    from stability_lab.cost import Timing
+    from stability_lab.run.cost import Timing
 
 RUNS = "outputs/reproduction"
 UNFINISHED = ("running", "failed", "interrupted")
@@ -35,7 +35,7 @@ H200_FLOPS = 989e12
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """One run: what it is called in the tables, and its configuration."""
 
     arm: str
@@ -54,7 +54,7 @@ class Sweep:
     """One `train -m`: an arm in a setting, over learning rates and seeds."""
 
     words: tuple[str, ...]  # after `train`
-    jobs: tuple[Job, ...]
+    jobs: tuple[PlannedRun, ...]
 
     @property
     def command(self) -> str:
@@ -85,12 +85,12 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     return made
 
 
-def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> Job:
+def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> PlannedRun:
     """Composing takes a quarter of a second, and rates and seeds are plain values of what was composed."""
     plain = {**composed.plain, "seed": seed}
     if lr is not None:
         plain["optimizer"] = {**plain["optimizer"], "lr": lr}
-    return Job(arm, setting, lr, seed, composed._replace(config=from_plain(plain), plain=plain))
+    return PlannedRun(arm, setting, lr, seed, composed._replace(config=from_plain(plain), plain=plain))
 
 
 def workers_of(part: Part, scale_name: str) -> int:
@@ -105,7 +105,7 @@ class There:
     runs: Mapping[str, RunRecord]  # by fingerprint
     faults: Mapping[str, str]
 
-    def left(self, sweeps: Sequence[Sweep]) -> list[Job]:
+    def left(self, sweeps: Sequence[Sweep]) -> list[PlannedRun]:
         """What `train` would still do."""
         done = {*self.runs, *self.faults}
         return [job for sweep in sweeps for job in sweep.jobs if job.digest not in done]
@@ -152,9 +152,9 @@ def _fault(run: RunRecord, digest: str) -> str:
     return damage(run) or torn(run)
 
 
-def collected(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[Run]:
+def collected(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[KeptRun]:
     return [
-        Run(job.arm, job.setting, job.lr, job.seed, done[job.digest])
+        KeptRun(job.arm, job.setting, job.lr, job.seed, done[job.digest])
         for sweep in made
         for job in sweep.jobs
         if job.digest in done
@@ -185,7 +185,7 @@ def estimate(
     if speeds := [speed for run in there.runs.values() if (speed := run.metric("tokens_per_s"))]:
         seconds = sum(tokens_of(job) for job in left) / median(speeds)
         return Estimate(seconds / workers, "from the speed of the runs that are there")
-    from stability_lab.cost import measure, scaled, speed_key
+    from stability_lab.run.cost import measure, scaled, speed_key
 
     first = left[0].composed.config
     flops = [flops_of(job) for job in left]
@@ -212,27 +212,27 @@ def estimate(
     return Estimate(seconds / workers, "from a few steps of its first run on this machine")
 
 
-def tokens_of(job: Job) -> int:
+def tokens_of(job: PlannedRun) -> int:
     config = job.composed.config
     return _micro_steps(job) * config.trainer.micro_batch_size * config.model.seq_len
 
 
-def _micro_steps(job: Job) -> int:
+def _micro_steps(job: PlannedRun) -> int:
     t = job.composed.config.trainer
     return t.max_steps * t.grad_accum_steps
 
 
-def flops_of(job: Job) -> float:
+def flops_of(job: PlannedRun) -> float:
     return float(flops_and_parameters(job)[0]) * tokens_of(job)
 
 
-def flops_and_parameters(job: Job) -> tuple[int, int]:
+def flops_and_parameters(job: PlannedRun) -> tuple[int, int]:
     """FLOPs a token and unique parameters, from the model on the meta device; no data is read."""
     import torch
 
     from stability_lab.build import build_model, build_stabilizers, fill_seams
-    from stability_lab.cost import flops_per_token
-    from stability_lab.model.gpt import parameter_counts
+    from stability_lab.model.transformer import parameter_counts
+    from stability_lab.run.cost import flops_per_token
 
     config = job.composed.config
     config = replace(config, trainer=replace(config.trainer, device="cpu"))

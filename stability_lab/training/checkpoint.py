@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 
 FORMAT = 1
 LAST, BEST = "last", "best"
@@ -133,7 +133,7 @@ def load_weights(model: GPT, folder: Path, device: torch.device) -> None:
         raise ValueError(f"{path} does not hold this model's weights: {error}") from error
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """The newest checkpoint that can be gone on from, where there is one, and what is wrong with the others."""
 
     path: Path | None
@@ -141,23 +141,23 @@ class Found(NamedTuple):
     damaged: dict[Path, str]
 
 
-NOTHING = Found(None, None, {})
+NOTHING = FoundCheckpoint(None, None, {})
 
 
-def find_newest(folder: Path) -> Found:
+def find_newest(folder: Path) -> FoundCheckpoint:
     """Read `last`, or where a process died between two renames what was to become it, or the newest before it."""
     damaged: dict[Path, str] = {}
     for path in (folder / f"{LAST}.new", folder / LAST, *_older(folder)):
         if not path.is_dir() or _is_weights_alone(path):
             continue
         try:
-            return Found(path, read(path), damaged)
+            return FoundCheckpoint(path, read(path), damaged)
         except (OSError, ValueError) as error:
             if path.name == f"{LAST}.new":  # that one is no checkpoint yet
                 continue
             missing = isinstance(error, FileNotFoundError) and f"{Path(error.filename).name} is missing"
             damaged[path] = missing or str(error).splitlines()[0]
-    return Found(None, None, damaged)
+    return FoundCheckpoint(None, None, damaged)
 
 
 def is_resumable(folder: Path) -> bool:
@@ -165,7 +165,7 @@ def is_resumable(folder: Path) -> bool:
     return any((path / TRAINING).is_file() for path in (folder / LAST, *_older(folder)))
 
 
-def adopt(found: Found) -> None:
+def adopt(found: FoundCheckpoint) -> None:
     """Make what was found `last`; what is damaged is renamed, so that it neither counts nor is lost."""
     for path in found.damaged:
         path.rename(_free(path.parent, "damaged"))

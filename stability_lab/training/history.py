@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.judge import judge
+from stability_lab.judge.judgement import judge
 from stability_lab.judge.log import Log
+from stability_lab.judge.series import Series, summary
 from stability_lab.judge.verdict import Evidence
-from stability_lab.series import Series, summary
 
 Row = dict[str, Any]
 _CLIP = "optim/clip_coef"

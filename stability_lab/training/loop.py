@@ -13,10 +13,11 @@ import torch
 
 from stability_lab.data.loader import Sampler
 from stability_lab.data.repeats import repetitive
-from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
+from stability_lab.diagnostics.probe import probe_attention, validate
 from stability_lab.judge.events import find_events
+from stability_lab.judge.series import perplexity
 from stability_lab.judge.verdict import diverged_at
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE
 from stability_lab.training.checkpoint import Checkpoints, State, weights_of
 from stability_lab.training.history import History, Row
@@ -36,7 +37,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Intervals:
     """What the loop does when; `None` means only before and after the run."""
 
     max_steps: int
@@ -70,7 +71,7 @@ class Loop:
         eval_windows: torch.Tensor,
         eval_bytes: int,
         probe_windows: torch.Tensor,
-        plan: Plan,
+        plan: Intervals,
         sink: Sink,
         injector: Injector | None = None,
         checkpoints: Checkpoints | None = None,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, _amp_update_scale_, _foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
 from stability_lab.seams import LossTerm
-from stability_lab.training.optimizer import guarded_step
+from stability_lab.training.optimizers import guarded_step
 
 COLUMNS = (
     "train/loss",

@@ -11,10 +11,10 @@ from stability_lab.config import ConfigError
 from stability_lab.data import hf_tokenizer as module
 from stability_lab.data import tokenizer as tokenizer_module
 from stability_lab.data.hf_tokenizer import HubTokenizer, HuggingFaceTokenizer, JsonTokenizer
-from stability_lab.data.prepare import prepare
-from stability_lab.data.prepared import open_prepared
+from stability_lab.data.sources.token_files import TokenFiles
 from stability_lab.data.tokenizer import Gpt2
-from stability_lab.data.tokens import TokenFiles
+from stability_lab.data.tokens.prepare import prepare
+from stability_lab.data.tokens.prepared import open_prepared
 
 TEXT = "In 1790 naïve 你好 🙂  of it's <|endoftext|> times\n\n\tx"
 
@@ -96,7 +96,7 @@ def test_the_file_and_the_hub_are_the_same_encoding(tmp_path: Path, monkeypatch:
 
 def test_prepared_ids_know_their_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STABILITY_LAB_CACHE", str(tmp_path / "cache"))
-    from stability_lab.data.corpus import TextFiles
+    from stability_lab.data.sources.corpus import TextFiles
 
     (tmp_path / "x.txt").write_text("some words of text\n" * 500)
     options = JsonTokenizer(written(tmp_path, gpt2_json()))

@@ -14,7 +14,7 @@ SCAN = """
 import sys, resource
 import numpy as np
 from stability_lab.data.tokenizer import Gpt2
-from stability_lab.data.tokens import TokenFiles
+from stability_lab.data.sources.token_files import TokenFiles
 from stability_lab.data.loader import TrainSampler
 
 def anonymous():
@@ -33,8 +33,8 @@ print(scanned, anonymous() - before, data.train_tokens + data.val_tokens, *tail)
 PREPARE = """
 import sys, threading, time
 from pathlib import Path
-from stability_lab.data.corpus import TextFiles
-from stability_lab.data.prepare import prepare
+from stability_lab.data.sources.corpus import TextFiles
+from stability_lab.data.tokens.prepare import prepare
 from stability_lab.data.tokenizer import ByteTokenizer
 
 def anonymous():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stability_lab.data.repeats import LONGEST, REPEATS, Run, repeated_runs, repetitive
+from stability_lab.data.repeats import LONGEST, REPEATS, Repetition, repeated_runs, repetitive
 
 
 def noise(n: int, seed: int = 0) -> np.ndarray:
@@ -27,7 +27,7 @@ def obvious(ids: list[int]) -> bool:
 def test_exactly_32_repeats_count(period: int) -> None:
     assert repetitive(with_run(period, 32)[None])[0]
     assert not repetitive(with_run(period, 31, extra=period - 1)[None])[0]
-    assert repeated_runs(with_run(period, 32)) == [Run(50, period, 32)]
+    assert repeated_runs(with_run(period, 32)) == [Repetition(50, period, 32)]
     assert repeated_runs(with_run(period, 31, extra=period - 1)) == []
 
 
@@ -61,4 +61,4 @@ def test_short_rows() -> None:
 
 
 def test_a_run_is_reported_once() -> None:
-    assert repeated_runs(np.zeros(1000, dtype=int)) == [Run(0, 1, 1000)]
+    assert repeated_runs(np.zeros(1000, dtype=int)) == [Repetition(0, 1, 1000)]

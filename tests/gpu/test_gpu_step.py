@@ -11,8 +11,8 @@ from torch._dynamo.utils import counters
 from stability_lab.build import Run
 from stability_lab.judge.events import find_events
 from stability_lab.training.history import summarise
-from stability_lab.training.loop import Loop, Plan
-from stability_lab.training.optimizer import build_adamw, guarded_step
+from stability_lab.training.loop import Intervals, Loop
+from stability_lab.training.optimizers import build_adamw, guarded_step
 from stability_lab.training.step import COLUMNS
 
 pytestmark = pytest.mark.gpu
@@ -126,7 +126,7 @@ def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
     run.step.scale.value.fill_(2.0**40)
     weights = [p.detach().clone() for p in run.step.parameters]
     trainer = run.config.trainer
-    plan = Plan(trainer.max_steps, trainer.micro_batch_size, 1, run.config.model.seq_len, 1, None, None)
+    plan = Intervals(trainer.max_steps, trainer.micro_batch_size, 1, run.config.model.seq_len, 1, None, None)
     windows = (run.eval_windows, run.eval_bytes, run.probe_windows)
     loop = Loop(run.model, run.step, run.schedule, run.sampler, *windows, plan, sink)
     loop.run()

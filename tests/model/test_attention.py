@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stability_lab.model import attention as module
 from stability_lab.model.attention import Attention, choose_backend, explicit_attention, logit_bound, logit_stats
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 
 H, K, T = 4, 8, 16

@@ -10,7 +10,7 @@ from stability_lab import cli
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.config import ConfigError
 from stability_lab.model.attention import Backend
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 
 CAP = "+stabilizer=[qknorm,softcap]"
 RESTORE = ("+stabilizer=dynamic_scaling", "stabilizer.dynamic_scaling.mode=query_key_layer")

@@ -12,8 +12,8 @@ from stability_lab.config import ConfigError
 from stability_lab.model import flex
 from stability_lab.model.attention import choose_backend, explicit_attention, logit_stats
 from stability_lab.model.documents import DocumentMark, documents_of
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 from stability_lab.stabilizers.softcap import SoftCap
 

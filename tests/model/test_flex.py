@@ -16,8 +16,8 @@ from stability_lab.config import ConfigError
 from stability_lab.model import flex
 from stability_lab.model.attention import explicit_attention
 from stability_lab.model.flex import flex_attention, on_scores
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.stabilizers.softcap import SoftCap
 
 H, K = 4, 16

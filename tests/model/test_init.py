@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stability_lab.config import InitConfig
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import fingerprints, initialise, parameter_generator, weight_std
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stability_lab.build import Run, build_run
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 from stability_lab.training.step import forward_loss
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stability_lab.build import build_model, build_stabilizers, fill_seams
 from stability_lab.model.block import MLP
-from stability_lab.model.gpt import GPT
+from stability_lab.model.transformer import GPT
 from stability_lab.training.step import forward_loss
 
 pytestmark = pytest.mark.oracle

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
-from stability_lab.reproduction.catalogue import Claim, Part, Scale, claims_of, find
+from stability_lab.compare.run_record import RunRecord
+from stability_lab.reproduction.catalogue import Claim, Part, PartScale, claims_of, find
+from stability_lab.reproduction.claim_verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
 from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, difference_of, judge, ladder_of
-from stability_lab.reproduction.evidence import Evidence, Run
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 
 def made_run(
@@ -27,7 +27,7 @@ def made_run(
     batch: str = "first",
     spikes: tuple[int, int] = (0, 0),
     **final: Any,
-) -> Run:
+) -> KeptRun:
     summary: dict[str, Any] = {
         "status": status,
         "verdict": "diverged" if status == "diverged" else "stable",
@@ -38,32 +38,32 @@ def made_run(
     }
     manifest = {"data": {"fingerprint": "d", "first_batch": f"{batch}{seed}", "last_batch": "l", "validation": "v"}}
     config = {"seed": seed, "optimizer": {"lr": lr or 3e-3}, "stabilizer": {}}
-    return Run(arm, setting, lr, seed, RunRecord(Path("run"), config, manifest, summary))
+    return KeptRun(arm, setting, lr, seed, RunRecord(Path("run"), config, manifest, summary))
 
 
 def _score(spikes: int, scored: int) -> dict[str, Any]:
     return {"score": 100 * spikes / scored if scored else None, "n_spikes": spikes, "n_scored": scored}
 
 
-PART = Part("n", "p", "?", {"cpu": Scale(1, lrs=(1e-3, 1e-2, 1e-1))}, arms={"a": (), "b": ()})
+PART = Part("n", "p", "?", {"cpu": PartScale(1, lrs=(1e-3, 1e-2, 1e-1))}, arms={"a": (), "b": ()})
 
 
 def claim(kind: str, name: str = "n-x", **test: Any) -> Claim:
     return Claim(name, ("p",), "s", {"text": "t"}, {"v": 1}, {"kind": kind, **test})
 
 
-def verdict(runs: Sequence[Run], kind: str, part: Part = PART, **test: Any) -> str:
-    (judged,) = judge(part, [claim(kind, **test)], Evidence({}, tuple(runs)))
+def verdict(runs: Sequence[KeptRun], kind: str, part: Part = PART, **test: Any) -> str:
+    (judged,) = judge(part, [claim(kind, **test)], PartEvidence({}, tuple(runs)))
     return judged.finding.verdict
 
 
-def arms(a: Sequence[float], b: Sequence[float], **more: Any) -> list[Run]:
+def arms(a: Sequence[float], b: Sequence[float], **more: Any) -> list[KeptRun]:
     return [
         made_run(arm, seed, loss, **more) for arm, losses in (("a", a), ("b", b)) for seed, loss in enumerate(losses)
     ]
 
 
-def swapped(runs: Sequence[Run]) -> list[Run]:
+def swapped(runs: Sequence[KeptRun]) -> list[KeptRun]:
     return [dataclasses.replace(run, arm={"a": "b", "b": "a"}[run.arm]) for run in runs]
 
 
@@ -103,15 +103,15 @@ def test_a_diverged_run_is_in_no_mean() -> None:
 def test_differences_are_corrected_for_their_number() -> None:
     runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
     one = [claim("difference", **TEST)]
-    alone = judge(PART, one, Evidence({}, tuple(runs)))
+    alone = judge(PART, one, PartEvidence({}, tuple(runs)))
     assert alone[0].finding.verdict == SAME_RESOLVED
-    many = judge(PART, one * 5, Evidence({}, tuple(runs)))
+    many = judge(PART, one * 5, PartEvidence({}, tuple(runs)))
     assert {j.finding.verdict for j in many} == {SAME}
 
 
 def test_the_learning_rate_is_named_by_its_place() -> None:
-    def found(runs: Sequence[Run], at: int) -> str:
-        (judged,) = judge(PART, [claim("difference", **TEST, at=at)], Evidence({"scale": "cpu"}, tuple(runs)))
+    def found(runs: Sequence[KeptRun], at: int) -> str:
+        (judged,) = judge(PART, [claim("difference", **TEST, at=at)], PartEvidence({"scale": "cpu"}, tuple(runs)))
         return judged.finding.verdict
 
     runs = [*arms(LOW, HIGH, lr=1e-3), *arms(HIGH, LOW, lr=1e-1)]
@@ -134,7 +134,7 @@ def test_the_metric_may_be_another() -> None:
     assert verdict(runs, "difference", part, **TEST) == SAME_RESOLVED
 
 
-def ladder(losses: dict[str, list[float]], lrs: Sequence[float] = (1e-3, 1e-2, 1e-1)) -> list[Run]:
+def ladder(losses: dict[str, list[float]], lrs: Sequence[float] = (1e-3, 1e-2, 1e-1)) -> list[KeptRun]:
     """Three seeds that differ by a little."""
     return [
         made_run(arm, seed, loss + 0.01 * seed * (1 + i), lr, status="diverged" if loss > 4 else "completed")
@@ -146,7 +146,7 @@ def ladder(losses: dict[str, list[float]], lrs: Sequence[float] = (1e-3, 1e-2, 1
 
 def test_lr_sensitivity_is_that_of_the_definition() -> None:
     runs = ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]})
-    found = ladder_of(PART, Evidence({}, tuple(runs)), "a", "b")
+    found = ladder_of(PART, PartEvidence({}, tuple(runs)), "a", "b")
     assert found is not None
     assert found.sensitivity is not None
     # Seed s: losses 2.0 + .01 s, 2.1 + .02 s, 2.2 + .03 s, less the first: (0 + .1 + .01 s + .2 + .02 s) / 3.
@@ -169,7 +169,7 @@ def test_the_largest_stable_learning_rate_is_compared_by_brackets() -> None:
 
 def test_a_sensitivity_up_to_a_learning_rate() -> None:
     runs = ladder({"a": [2.0, 2.1, 3.9], "b": [2.0, 2.5, 3.0]})
-    evidence = Evidence({}, tuple(runs))
+    evidence = PartEvidence({}, tuple(runs))
     for up_to, expected in ((1.0, (0.1 + 1.9 - 0.5 - 1.0) / 3), (1e-2, (0.1 - 0.5) / 2)):
         (judged,) = judge(PART, [claim("lr_sensitivity", **TEST, up_to=up_to)], evidence)
         assert judged.finding.value == pytest.approx(expected)
@@ -178,16 +178,16 @@ def test_a_sensitivity_up_to_a_learning_rate() -> None:
 def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
     runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
     absent = claim("difference", a="a", b="c", direction=-1)
-    first, *rest = judge(PART, [claim("difference", **TEST), *[absent] * 4], Evidence({}, tuple(runs)))
+    first, *rest = judge(PART, [claim("difference", **TEST), *[absent] * 4], PartEvidence({}, tuple(runs)))
     assert first.finding.verdict == SAME
     assert {j.finding.detail for j in rest} == {"c has no run with a result"}
     gap = [run for run in ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]}) if run.arm == "a" or run.lr != 1e-2]
-    (judged,) = judge(PART, [claim("lr_sensitivity", **TEST)], Evidence({}, tuple(gap)))
+    (judged,) = judge(PART, [claim("lr_sensitivity", **TEST)], PartEvidence({}, tuple(gap)))
     assert judged.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
     computed = dataclasses.replace(PART, arms={}, compute="growth")
     for test in (claim("samples", a="x", b="y", direction=1), claim("exact", value="y", printed=1, tolerance=0)):
         for values in ({"x": [1.0, 2.0]}, {}):
-            (judged,) = judge(computed, [test], Evidence({}, (), values))
+            (judged,) = judge(computed, [test], PartEvidence({}, (), values))
             assert judged.finding.verdict == NOT_RUN
             named = test.test.get("value", "y" if values else "x")
             assert judged.finding.detail == f"its data are older and have no {named}: run the part again"
@@ -197,8 +197,8 @@ def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
 def test_why_two_arms_cannot_be_compared(kind: str) -> None:
     more: dict[str, Any] = {"margin": 1} if kind == "equivalence" else {"direction": -1}
 
-    def found(runs: Sequence[Run], metric: str = "val/loss") -> tuple[str, str]:
-        (judged,) = judge(PART, [claim(kind, a="a", b="b", metric=metric, **more)], Evidence({}, tuple(runs)))
+    def found(runs: Sequence[KeptRun], metric: str = "val/loss") -> tuple[str, str]:
+        (judged,) = judge(PART, [claim(kind, a="a", b="b", metric=metric, **more)], PartEvidence({}, tuple(runs)))
         return judged.finding.verdict, judged.finding.detail
 
     gone = [made_run("b", seed, None, status="diverged") for seed in range(3)]
@@ -224,7 +224,7 @@ def test_an_interaction_is_the_change_of_an_effect() -> None:
     noise = {"none": [0, 0.01, 0.02], "first": [0.01, 0, 0.01], "second": [0, 0.02, 0], "both": [0.01, 0.01, 0]}
     runs = [made_run(arm, seed, loss + noise[arm][seed]) for arm, loss in losses.items() for seed in range(3)]
     test = {"factors": ["first", "second"], "arms": {arm: arm for arm in losses}, "direction": -1}
-    (judged,) = judge(PART, [claim("interaction", **test)], Evidence({}, tuple(runs)))
+    (judged,) = judge(PART, [claim("interaction", **test)], PartEvidence({}, tuple(runs)))
     assert judged.finding.verdict == SAME_RESOLVED
     # By seed, both + none - first - second of the noise: 0.01 - 0.01, 0.01 + 0.01 - 0.02, 0.02 - 0.01.
     assert judged.finding.value == pytest.approx(1.6 + 2.0 - 2.1 - 2.1 + 0.01 / 3)
@@ -234,7 +234,7 @@ def test_an_interaction_is_the_change_of_an_effect() -> None:
 
 
 def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:
-    def runs(scored: int) -> list[Run]:
+    def runs(scored: int) -> list[KeptRun]:
         return [
             made_run(arm, seed, 2.0, spikes=(n + seed, scored), status="diverged" if arm == "b" else "completed")
             for arm, n in (("a", 1), ("b", 20))

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from stability_lab.analysis.runs import RunRecord
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.config import ConfigError
-from stability_lab.reproduction.catalogue import Part, Scale, find
+from stability_lab.reproduction.catalogue import Part, PartScale, find
 from stability_lab.reproduction.datafile import damage, data_path, read, write
-from stability_lab.reproduction.evidence import Evidence, Run, small
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence, small
 
-SCALE = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 3))
+SCALE = PartScale(1, lrs=(1e-3, 1e-2), seeds=(0, 3))
 PART = Part("n", "p", "?", {"cpu": SCALE}, arms={"qknorm": (), "none": ()}, settings={"large": ()})
-NUMBERS = Part("textbook", "numbers", "?", {"cpu": Scale(1)}, compute="numbers")
+NUMBERS = Part("textbook", "numbers", "?", {"cpu": PartScale(1)}, compute="numbers")
 FACTS: dict[str, Any] = {"commands": ["c"], "date": "2026-01-02", "versions": {"torch": "2"}}
 HEAD = {"name": "n", "part": "p", "scale": "cpu", **FACTS}
 ALONE = json.dumps({**HEAD, "lines": 0})
@@ -27,7 +27,7 @@ EXACT, SAMPLE = "logz_10_5_0", "entropy_factor_2"
 
 
 @pytest.fixture
-def run() -> Run:
+def run() -> KeptRun:
     summary: dict[str, Any] = {
         "status": "completed",
         "verdict": "stable",
@@ -41,16 +41,16 @@ def run() -> Run:
     data = {"fingerprint": "d", "first_batch": "f", "last_batch": "l", "validation": "v", "documents": 3}
     manifest = {"created": "2026-01-02T", "argv": ["secret"], "data": data}
     config = {"optimizer": {"lr": 1e-3}, "seed": 3, "stabilizer": {}, "model": {"d_model": 4}}
-    return Run("qknorm", "large", 1e-3, 3, RunRecord(Path("nowhere"), config, manifest, summary))
+    return KeptRun("qknorm", "large", 1e-3, 3, RunRecord(Path("nowhere"), config, manifest, summary))
 
 
-def written(path: Path, *runs: Run, **head: Any) -> Path:
+def written(path: Path, *runs: KeptRun, **head: Any) -> Path:
     path.parent.mkdir(exist_ok=True)
-    write(path, Evidence(HEAD | head, runs), [small(run.record) for run in runs])
+    write(path, PartEvidence(HEAD | head, runs), [small(run.record) for run in runs])
     return path
 
 
-def test_what_is_written_is_read_back(run: Run, tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(run: KeptRun, tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", run, seconds=3.5)
     found = read(path, PART, "cpu")
     assert {key: value for key, value in found.head.items() if value} == HEAD | {"seconds": 3.5}
@@ -76,14 +76,14 @@ def test_values_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     head = FACTS | {"name": "textbook", "part": "numbers", "scale": "cpu"}
     values = {EXACT: 1.5, "list": [1.0, 2.0]}
-    write(path, Evidence(head, values=values))
+    write(path, PartEvidence(head, values=values))
     assert read(path, NUMBERS, "cpu").values == values
 
 
-def test_d_decides_what_diverged(run: Run, tmp_path: Path) -> None:
+def test_d_decides_what_diverged(run: KeptRun, tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", run)
 
-    def of(delta: float) -> Run:
+    def of(delta: float) -> KeptRun:
         return read(path, dataclasses.replace(PART, delta=delta), "cpu").runs[0]
 
     assert of(0.5).record.diverged
@@ -137,7 +137,9 @@ def put(target: Any, path: str, value: Any) -> None:
         (1, "manifest.data.first_batch", None, "line 2, manifest.data.first_batch: field required"),
     ],
 )
-def test_what_was_changed_is_refused(line: int, path: str, value: Any, words: str, run: Run, tmp_path: Path) -> None:
+def test_what_was_changed_is_refused(
+    line: int, path: str, value: Any, words: str, run: KeptRun, tmp_path: Path
+) -> None:
     file = written(tmp_path / "a.jsonl", run, dataclasses.replace(run, seed=0))
     lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
     put(lines[line], path, value)
@@ -220,14 +222,14 @@ def test_values_that_are_none_are_refused(values: Any, words: str, tmp_path: Pat
         ("summary.steps", None, "summary.steps: field required"),
     ],
 )
-def test_a_run_whose_files_lack_something_is_told(path: str, value: Any, words: str, run: Run) -> None:
+def test_a_run_whose_files_lack_something_is_told(path: str, value: Any, words: str, run: KeptRun) -> None:
     assert damage(run.record) == ""
     files = {name: json.loads(json.dumps(getattr(run.record, name))) for name in ("config", "manifest", "summary")}
     put(files, path, value)
     assert damage(RunRecord(Path("folder"), **files)) == f"folder: {words}"
 
 
-def test_a_failed_write_leaves_what_was_there(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_what_was_there(run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.jsonl", run)
     first = path.read_bytes()
 

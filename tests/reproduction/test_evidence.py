@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stability_lab.analysis.runs import RunRecord
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.reproduction.evidence import small, torn
 
 SCORE = {"score": 0.0, "n_spikes": 0, "n_scored": 10, "steps": []}

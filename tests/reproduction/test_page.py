@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.verdicts import Finding
-from stability_lab.reproduction.catalogue import Claim, Part, Reproduction, Scale
+from stability_lab.compare.run_record import RunRecord
+from stability_lab.reproduction.catalogue import Claim, Part, PartScale, Reproduction
+from stability_lab.reproduction.claim_verdicts import Finding
 from stability_lab.reproduction.claims import Judged
-from stability_lab.reproduction.evidence import Evidence, Run
-from stability_lab.reproduction.report import claim_table, page, shown
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence
+from stability_lab.reproduction.page import claim_table, page, shown
 
 
-def run(arm: str, lr: float, seed: int, loss: float, status: str = "completed") -> Run:
+def run(arm: str, lr: float, seed: int, loss: float, status: str = "completed") -> KeptRun:
     summary = {
         "status": status,
         "verdict": "diverged" if status == "diverged" else "stable",
@@ -24,15 +24,15 @@ def run(arm: str, lr: float, seed: int, loss: float, status: str = "completed") 
         "final": {"val/loss": loss, "act/rms/L00": 0.5, "act/rms/L01": 1.5, "attn/entropy/L00": 1.0},
     }
     record = RunRecord(Path("r"), {"seed": seed, "optimizer": {"lr": lr}}, {"data": {}}, summary)
-    return Run(arm, "", lr, seed, record)
+    return KeptRun(arm, "", lr, seed, record)
 
 
 @pytest.fixture
 def text() -> str:
-    part = Part("n", "p", "Why?", {"cpu": Scale(1)}, arms={"none": ()}, show=("act/rms/*",))
+    part = Part("n", "p", "Why?", {"cpu": PartScale(1)}, arms={"none": ()}, show=("act/rms/*",))
     runs = [run("none", lr, seed, loss + 0.1 * seed) for lr, loss in ((1e-3, 2.0), (1e-2, 2.4)) for seed in range(2)]
     runs.append(run("none", 1e-2, 2, 9.0, "diverged"))
-    evidence = Evidence(
+    evidence = PartEvidence(
         {"scale": "cpu", "commands": ["a | b"], "seconds": 90.0}, tuple(runs), {"x": [1.0, 3.0], "y": 2.0}
     )
     return page(Reproduction("n", "about it", ("p",), {"p": part}, {}), {("p", "cpu"): evidence})
@@ -86,12 +86,12 @@ def test_numbers_have_the_digits_that_are_needed(finding: Finding, expected: str
 
 
 def test_missing_runs_and_settings_are_told() -> None:
-    scale = Scale(1, lrs=(1e-3, 1e-2), seeds=(0, 1))
+    scale = PartScale(1, lrs=(1e-3, 1e-2), seeds=(0, 1))
     part = Part("n", "p", "Why?", {"cpu": scale}, arms={"none": ()}, settings={"small": ("model.d_model=64",)})
     runs = [dataclasses.replace(run("none", lr, seed, 2.0), setting="small") for lr in (1e-3, 1e-2) for seed in (0, 1)]
 
-    def text(found: list[Run]) -> str:
-        return page(Reproduction("n", "it", ("p",), {"p": part}, {}), {("p", "cpu"): Evidence({}, tuple(found))})
+    def text(found: list[KeptRun]) -> str:
+        return page(Reproduction("n", "it", ("p",), {"p": part}, {}), {("p", "cpu"): PartEvidence({}, tuple(found))})
 
     assert "Settings: small is model.d\\_model=64." in text(runs)
     assert rows(text(runs), "| arm | lr | seeds")[0].startswith("| none@small | 0.001 | 2 |")
@@ -104,7 +104,7 @@ def test_a_mean_of_fewer_runs_says_so(text: str) -> None:
 
 
 def test_claims_name_their_notes_and_units() -> None:
-    part = Part("n", "p", "Why?", {"cpu": Scale(1)}, arms={"a": (), "b": ()})
+    part = Part("n", "p", "Why?", {"cpu": PartScale(1)}, arms={"a": (), "b": ()})
     test = {"kind": "difference", "a": "a", "b": "b", "direction": -1}
     notes = (("One.",), ("Two.", "One."))
     claims = [

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stability_lab import launch
-from stability_lab.analysis import figures
-from stability_lab.analysis.runs import RunRecord
-from stability_lab.analysis.verdicts import CONTRADICTS
+from stability_lab.commands import train as launch
+from stability_lab.compare import figures
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.reproduction import jobs
 from stability_lab.reproduction.catalogue import find
+from stability_lab.reproduction.claim_verdicts import CONTRADICTS
 from stability_lab.reproduction.datafile import data_path, write
-from stability_lab.reproduction.evidence import Evidence, Run
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -172,9 +172,9 @@ def data_of_norms(out: Path, *seeds: int) -> Path:
     for arm, seed in itertools.product(part.arms, seeds):
         summary = {**SUMMARY, "final": {"val/loss": 2.0 + 0.1 * seed}}
         config = {"optimizer": {"lr": 0.1}, "seed": seed, "stabilizer": {}}
-        runs.append(Run(arm, "", None, seed, RunRecord(out, config, MANIFEST, summary)))
+        runs.append(KeptRun(arm, "", None, seed, RunRecord(out, config, MANIFEST, summary)))
         kept.append({"config": config, "manifest": MANIFEST, "summary": summary})
-    write(path, Evidence(HEAD, tuple(runs)), kept)
+    write(path, PartEvidence(HEAD, tuple(runs)), kept)
     return path
 
 
@@ -220,7 +220,7 @@ def test_a_page_is_never_replaced_by_one_with_less(fault: str, words: str, tiny,
         kept = {"config": record.config, "manifest": MANIFEST, "summary": dict(SUMMARY)}
         write(
             data_path(ladder, "cpu", out),
-            Evidence({**HEAD, "part": "ladder"}, (Run("none", "", 0.3, 0, record),)),
+            PartEvidence({**HEAD, "part": "ladder"}, (KeptRun("none", "", 0.3, 0, record),)),
             [kept],
         )
     shown = run_command("reproduce", "tiny", "--report-only", "--out", "out")

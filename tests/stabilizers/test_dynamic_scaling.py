@@ -13,7 +13,7 @@ from stability_lab.diagnostics.probe import probe_attention
 from stability_lab.model.attention import Attention, explicit_attention
 from stability_lab.seams import AttentionShape, Seams
 from stability_lab.stabilizers.dynamic_scaling import PRESETS, DynamicScaling
-from stability_lab.training.optimizer import parameter_groups
+from stability_lab.training.optimizers import parameter_groups
 from stability_lab.training.step import forward_loss
 
 NAME = "+stabilizer=dynamic_scaling"

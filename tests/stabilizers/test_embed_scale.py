@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability_lab.model.gpt import GPT
 from stability_lab.model.init import initialise
+from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 from stability_lab.stabilizers.embed_scale import EmbedScale
 

@@ -19,7 +19,7 @@ from stability_lab.model.attention import choose_backend
 from stability_lab.model.init import fingerprints
 from stability_lab.seams import ADDITIVE, EXCLUSIVE, Seams, Stabilizer
 from stability_lab.training.checkpoint import load_weights, save_weights
-from stability_lab.training.optimizer import parameter_groups
+from stability_lab.training.optimizers import parameter_groups
 from stability_lab.training.step import forward_loss
 
 FOLDER = config_dir() / "stabilizer"

@@ -8,7 +8,7 @@ import pytest
 from stability_lab.build import Run
 from stability_lab.training.history import Row
 from stability_lab.training.inject import Injector, parse
-from stability_lab.training.loop import Loop, Plan
+from stability_lab.training.loop import Intervals, Loop
 
 
 class Recorder:
@@ -42,7 +42,7 @@ class Trained(NamedTuple):
 
 def make_loop(run: Run) -> Trained:
     trainer, sink = run.config.trainer, Recorder()
-    plan = Plan(
+    plan = Intervals(
         max_steps=trainer.max_steps,
         micro_batch_size=trainer.micro_batch_size,
         grad_accum_steps=trainer.grad_accum_steps,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from stability_lab.config import ConfigError
-from stability_lab.diagnostics.probe import perplexity, probe_attention, validate
+from stability_lab.diagnostics.probe import probe_attention, validate
+from stability_lab.judge.series import perplexity
 from stability_lab.training import loop as loop_module
 from stability_lab.training.checkpoint import load_weights, save_weights
 from stability_lab.training.history import History, Row, summarise

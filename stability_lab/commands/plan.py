@@ -1,0 +1,219 @@
+"""The command `plan`: what a run or a sweep will cost. `cost.py` says how each number comes about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stability_lab.compose import CommandLine, compose_jobs, read_command_line, refuse_distributed
+from stability_lab.config import ConfigError, TrainConfig
+
+if TYPE_CHECKING:
+    from stability_lab.run.cost import Timing
+
+HELP = """usage: stability_lab plan [--format text|json] [-m] [+stabilizer=NAME] [key=value ...]
+
+Takes what `train` takes and says what it would cost: stabilizers and seams, parameters, FLOPs, tokens, peak memory and
+time. A few steps are run on this device to measure the last two. Nothing is written but the token cache. With -m it
+prints a table of all jobs and the sum of their times; jobs that differ only in values that do not change the speed (a
+seed, a learning rate, a cap) are measured once.
+"""
+_log = logging.getLogger("stability_lab")
+
+SWEEP_BUDGET_S = 300.0  # after that, the remaining jobs of a sweep are scaled by their FLOPs
+
+
+def main(argv: Sequence[str]) -> int:
+    started = time.perf_counter()
+    refuse_distributed()
+    output, rest = _options(argv)
+    if output is None:
+        print(HELP, end="")
+        raise SystemExit(0)  # as argparse and Hydra end after the help of the other commands
+    command = read_command_line(rest)
+    if command.only_shows:
+        raise ConfigError("plan takes no flag that only shows something: use train for --cfg and the like")
+    if output == "json":
+        _messages_to_stderr()
+    try:
+        result = plan(command, started)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        print("error: out of memory on this device: try a smaller trainer.micro_batch_size", file=sys.stderr)
+        return 1
+    if output == "json":
+        print(json.dumps(result, indent=2))
+    else:
+        print(_table(result) if command.multirun else _text(result["jobs"][0]))
+    return 0
+
+
+def _options(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The output format (None: help was asked for) and what is train's."""
+    output, rest, words = "text", [], iter(argv)
+    for word in words:
+        if word in ("-h", "--help"):
+            return None, []
+        flag, equals, value = word.partition("=")
+        if flag != "--format":
+            rest.append(word)
+            continue
+        output = value if equals else next(words, "")
+        if output not in ("text", "json"):
+            raise ConfigError(f"--format={output}: must be text or json")
+    return output, rest
+
+
+def _messages_to_stderr() -> None:
+    for handler in _log.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+
+
+def plan(command: CommandLine, started: float) -> dict[str, Any]:
+    """`jobs`, one dict a job, `start_up_s` of the command and `total_eta_s`. ConfigError before anything is timed."""
+    composed = compose_jobs(command)
+    from stability_lab.build import check
+    from stability_lab.run.cost import facts
+
+    for job in composed:
+        check(job.config)
+    jobs = [facts(job) for job in composed]
+    start_up = time.perf_counter() - started
+    timings = _timings([job.config for job in composed], jobs)
+    for job, overrides, composed_job, timing in zip(jobs, command.jobs, composed, timings, strict=True):
+        job["job"] = _name(composed_job.config, overrides, command.swept)
+        job |= _costs(composed_job.config, job, timing)
+    total = start_up + sum(job["eta_s"] for job in jobs)
+    if not command.multirun:
+        jobs[0]["eta_s"], jobs[0]["times"]["start_up"] = total, start_up
+    return {"jobs": jobs, "start_up_s": start_up, "total_eta_s": total}
+
+
+def _name(config: TrainConfig, overrides: Sequence[str], swept: Sequence[str]) -> str:
+    varied = [line.lstrip("+~") for line in overrides]
+    return " ".join(line for line in varied if line.partition("=")[0] in swept) or config.model.name
+
+
+def _timings(configs: Sequence[TrainConfig], jobs: Sequence[Mapping[str, Any]]) -> list[Timing]:
+    """One for each job. What is alike is measured once; past the sweep's budget the rest is scaled."""
+    from stability_lab.run.cost import measure, scaled, speed_key
+
+    known: dict[str, tuple[Timing, float]] = {}
+    timings, started = [], time.perf_counter()
+    for config, job in zip(configs, jobs, strict=True):
+        t = config.trainer
+        flops = job["flops_per_token"] * t.micro_batch_size * t.grad_accum_steps * config.model.seq_len
+        key = speed_key(config)
+        if key not in known:
+            if known and time.perf_counter() - started > SWEEP_BUDGET_S:
+                known[key] = (scaled(*next(iter(known.values())), flops), flops)
+            else:
+                _log.info("timing steps of %s, stabilizers %s", job["model"], ", ".join(job["stabilizers"]) or "none")
+                known[key] = (measure(config), flops)
+        timings.append(known[key][0])
+    return timings
+
+
+def _costs(config: TrainConfig, job: Mapping[str, Any], timing: Timing) -> dict[str, Any]:
+    from stability_lab.run.cost import mfu
+
+    trainer = config.trainer
+    n_evals = 1 + _times(trainer.eval_every, trainer.max_steps)
+    n_probes = 1 + _times(config.diagnostics.probe_every, trainer.max_steps)
+    times = {
+        "build": timing.build_s,
+        "steps": timing.first_s + (trainer.max_steps - 1) * timing.step_s,
+        "evaluations": n_evals * timing.eval_s,
+        "probes": n_probes * timing.probe_s,
+    }
+    tokens_per_s = job["tokens"] / trainer.max_steps / timing.step_s
+    return {
+        "timing": timing._asdict(),
+        "times": times,
+        "eta_s": sum(times.values()),
+        "memory_bytes": timing.memory_bytes,
+        "tokens_per_s": tokens_per_s,
+        "mfu": mfu(job["device"], trainer.precision, tokens_per_s * job["flops_per_token"]),
+        "n_evaluations": n_evals,
+        "n_probes": n_probes,
+    }
+
+
+def _times(every: int | None, steps: int) -> int:
+    """How often the loop does within its steps what it does every so many, and after the last."""
+    return 1 if every is None else -(-steps // every)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(
+        text in str(error) for text in ("out of memory", "not enough memory", "t allocate memory")
+    )
+
+
+def _text(job: Mapping[str, Any]) -> str:
+    """One run, a line for each thing that is known of it."""
+    parameters, timing, times = job["parameters"], job["timing"], job["times"]
+    added = ", ".join(f"{name} {n:+,}" for name, n in parameters["added_by"].items())
+    lines = {
+        "model": f"{job['model']} on {job['device']}, {job['precision']}",
+        "stabilizers": ", ".join(job["stabilizers"]) or "none",
+        "seams": "; ".join(f"{seam} <- {', '.join(owners)}" for seam, owners in job["seams"].items()) or "all empty",
+        "attention": f"{job['attention']['name']} ({job['attention']['reason']})",
+        "parameters": f"{parameters['total']:,}, {parameters['non_embedding']:,} without embeddings and head",
+    }
+    if added:
+        lines["added by each alone"] = f"{added}; by all together {parameters['added_together']:+,}"
+    for seam, factors in job["layer_factors"].items():
+        lines[f"{seam} by layer"] = " ".join(f"{factor:.4g}" for factor in factors)
+    if job["recipe"]:
+        lines["recipe"] = f"{job['recipe'].get('name')} ({job['recipe'].get('source')})"
+        lines["recipe lacks"] = "; ".join(job["recipe"].get("lacks") or ()) or "nothing"
+    steps = (
+        f"{timing['steps_timed']} timed" if timing["scaled_from"] is None else f"scaled from {timing['scaled_from']}"
+    )
+    lines |= {
+        "tokens": f"{job['tokens']:,} in {job['steps']:,} steps, {job['flops_per_token'] * job['tokens']:.3g} FLOPs; "
+        + ("streamed" if job["epochs"] is None else f"{job['epochs']:.3g} epochs of {job['train_tokens']:,}"),
+        "FLOPs a token": f"{job['flops_per_token']:,} forward and backward "
+        f"(6 * matrix weights with the head + 12 * layers * d_model * seq_len)",
+        "step": f"{timing['step_s']:.4g} s ({steps}), {job['tokens_per_s']:,.0f} tokens/s",
+        "MFU": "n/a: no dense peak known" if job["mfu"] is None else f"{job['mfu']:.1%} of the device's dense peak",
+        "peak memory": _bytes(job["memory_bytes"]) + (" of the process" if job["device"] == "cpu" else " allocated"),
+        "ETA": f"{_clock(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in times.items()),
+    }
+    width = max(map(len, lines))
+    shown = [f"{name:<{width}}  {text}" for name, text in lines.items()]
+    return "\n".join([*shown, *(f"notice: {notice}" for notice in job["notices"])])
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    """A sweep, one line a job. `~`: not measured, scaled from another job."""
+    rows = [("job", "parameters", "tokens", "s/step", "memory", "ETA", "what varies")]
+    for number, job in enumerate(result["jobs"], 1):
+        timing = job["timing"]
+        about = "~" if timing["steps_timed"] == 0 else ""
+        step, eta = f"{about}{timing['step_s']:.4g}", about + _clock(job["eta_s"])
+        counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}"
+        rows.append((str(number), *counts, step, _bytes(job["memory_bytes"]), eta, job["job"]))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    notices = dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"])
+    total = f"{len(result['jobs'])} jobs, one after the other: {_clock(result['total_eta_s'])}"
+    return "\n".join([*lines, total, *notices])
+
+
+def _clock(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{s:02d}"
+
+
+def _bytes(n: int | None) -> str:
+    if n is None:
+        return "not measured"
+    return f"{n / 2**30:.2f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

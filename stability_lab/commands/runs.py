@@ -1,0 +1,78 @@
+"""The command `runs [DIR]`: a table of all runs that are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from stability_lab.compare.run_record import RunRecord, find_runs
+from stability_lab.compare.tables import MISSING, Table, markdown_table, text_table, words_for_nonfinite
+from stability_lab.config import Parser
+from stability_lab.text import shown
+
+STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
+_FORMATS = {"lr": "g", "val/loss": ".4f", "largest attn logit": ",.4g", "tokens/s": ",.0f"}
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="stability_lab runs", description="All runs at or below a folder, the oldest first.")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="default: outputs")
+    parser.add_argument("--status", choices=STATUSES, action="append", help="only runs of this status; may be repeated")
+    parser.add_argument("--format", choices=("table", "md", "csv", "json"), default="table")
+    args = parser.parse_args(argv)
+    runs, faults = find_runs(args.folders or [Path("outputs")])
+    wanted = [run for run in runs if args.status is None or run.status in args.status]
+    wanted.sort(key=lambda run: (str(run.manifest.get("created", "")), str(run.path)))
+    print(_render([_row(run) for run in wanted], args.format, len(runs)))
+    if args.format == "table":
+        for fault in faults:
+            print(f"left out: {fault}")
+    return 0
+
+
+def _row(run: RunRecord) -> dict[str, Any]:
+    summary = run.summary
+    events = summary.get("events")
+    counts = {str(name): n for name, n in events.items() if isinstance(n, int)} if isinstance(events, dict) else {}
+    return {
+        "run": str(run.path),
+        "status": run.status,
+        "verdict": run.verdict,
+        "stabilizers": run.stabilizers,
+        "lr": run.lr,
+        "seed": run.seed,
+        "steps": summary.get("steps"),
+        "val/loss": run.metric("val/loss"),
+        "largest attn logit": run.metric("max_attn_logit"),
+        "spikes": sum(n for name, n in counts.items() if name.endswith("_spike")),
+        "tokens/s": run.metric("tokens_per_s"),
+        "created": str(run.manifest.get("created", ""))[:16].replace("T", " ") or None,
+        "ended by": summary.get("ended_by"),
+    }
+
+
+def _render(rows: Sequence[dict[str, Any]], form: str, found: int) -> str:
+    if form == "json":
+        return json.dumps(words_for_nonfinite(list(rows)), indent=2)
+    if form == "csv":
+        return pd.DataFrame(rows).to_csv(index=False).rstrip()
+    if not rows:
+        return f"none of {found} runs has this status"
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    cells = tuple(tuple(_cell(name, row[name]) for name in columns) for row in rows)
+    states = pd.Series([row["status"] for row in rows]).value_counts()
+    title = f"{len(rows)} of {found} runs: " + ", ".join(f"{n} {status}" for status, n in states.items())
+    table = Table(title, tuple(columns), cells)
+    return markdown_table(table) if form == "md" else text_table(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return MISSING
+    if isinstance(value, float) and name in _FORMATS:
+        return format(value, _FORMATS[name])
+    return shown(value).partition(" (")[0] if name == "ended by" else shown(value)

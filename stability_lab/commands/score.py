@@ -1,0 +1,213 @@
+"""The command `score FILE...`: the judge on anybody's training log."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stability_lab.config import ConfigError, Parser
+from stability_lab.judge.judgement import judge
+from stability_lab.judge.log import stride_of
+from stability_lab.judge.spikes import DEFINITIONS, spike_scores
+from stability_lab.judge.verdict import Evidence
+from stability_lab.logs.sources import Source, run_folder
+from stability_lab.logs.training_log import LogSeries, NamedLog, read_logs, read_metrics
+from stability_lab.text import shown
+
+Block = dict[str, Any]
+_SHOWN_EVENTS = 20
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="stability_lab score",
+        description="Verdict, spike scores and events of training logs: a run's folder, CSV, JSONL, trainer_state.json "
+        "of transformers, Parquet, TensorBoard event files or an offline .wandb run.",
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a log, or the folder of a run")
+    parser.add_argument("--metric", metavar="COLUMN", help="spike scores of this column alone, whatever it is")
+    parser.add_argument("--definition", choices=tuple(DEFINITIONS), help="only this definition of a spike")
+    parser.add_argument("--loss", metavar="COLUMN", help="the cross-entropy in nats (default: by common names)")
+    parser.add_argument("--grad-norm", metavar="COLUMN", help="the gradient norm before clipping")
+    parser.add_argument("--step", metavar="COLUMN", help="the optimizer step")
+    parser.add_argument(
+        "--warmup-steps",
+        type=int,
+        metavar="N",
+        help="steps of warm-up, after which a finite divergence counts (default: those of a run's folder, else 0)",
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    args = parser.parse_args(argv)
+    if args.warmup_steps is not None and args.warmup_steps < 0:
+        raise ConfigError(f"--warmup-steps={args.warmup_steps}: must be 0 or more")
+    if args.metric is not None and (args.loss is not None or args.grad_norm is not None):
+        raise ConfigError("--metric scores one column alone: leave out --loss and --grad-norm")
+    # All files are read before anything is shown: bad input gives no half of an answer.
+    blocks = [block for path in args.files for block in _score(path, args)]
+    if args.format == "json":
+        print(json.dumps(blocks, indent=2))
+    else:
+        print("\n\n".join("\n".join(_lines(block)) for block in blocks))
+    return 0
+
+
+def _score(path: Path, args: argparse.Namespace) -> list[Block]:
+    """One block for each run in `path`."""
+    if args.metric is not None:
+        return [_one_metric(*found, args.definition) for found in read_metrics(path, args.metric, step=args.step)]
+    logs = read_logs(path, loss=args.loss, grad_norm=args.grad_norm, step=args.step)
+    return [_judged(log, args.warmup_steps, args.definition) for log in logs]
+
+
+def _judged(log: NamedLog, warmup_steps: int | None, definition: str | None) -> Block:
+    evidence, notes = run_evidence(log.source)
+    if warmup_steps is not None:
+        evidence = dataclasses.replace(evidence, warmup_steps=warmup_steps)
+    judgement = judge(log.log, evidence).as_dict()
+    return {
+        **_head(log.source, log.run, log.format, log.n_rows),
+        "columns": log.columns,
+        "steps": _span(log.log.step),
+        **judgement,
+        "scores": _only(judgement["scores"], definition),
+        "notes": [*log.notes, *notes, *judgement["notes"]],
+    }
+
+
+def _one_metric(series: LogSeries, source: Source, notes: list[str], definition: str | None) -> Block:
+    scores = {name: score.as_dict(series.step) for name, score in spike_scores(series.value).items()}
+    return {
+        **_head(source.path, source.run, source.format, len(source.rows)),
+        "columns": {"metric": series.column} | ({"step": series.step_column} if series.step_column else {}),
+        "steps": _span(series.step),
+        "scores": _only({series.column: scores}, definition),
+        "notes": notes,
+    }
+
+
+def _head(path: Path, run: str | None, kind: str, n_rows: int) -> Block:
+    return {"file": str(path), **({} if run is None else {"run": run}), "format": kind, "rows": n_rows}
+
+
+def _span(step: NDArray[np.int64]) -> dict[str, int]:
+    return {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride_of(step)}
+
+
+def run_evidence(path: Path) -> tuple[Evidence, list[str]]:
+    """What one of our own runs knows beyond its series, and a note where its files cannot be read."""
+    folder = run_folder(path)
+    if folder is None:
+        return Evidence(), []
+    import yaml
+
+    try:
+        manifest, summary = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("manifest.json", "summary.json")
+        )
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        data = manifest.get("data") or {}
+        return Evidence(
+            initial_val_loss=(summary.get("initial") or {}).get("val/loss"),
+            final_val_loss=(summary.get("final") or {}).get("val/loss"),
+            unigram_entropy=data.get("unigram_entropy"),
+            vocab_size=data.get("vocab_size"),
+            warmup_steps=int((config.get("schedule") or {}).get("warmup_steps") or 0),
+            nonfinite_parameter=bool(summary.get("nonfinite_parameter", False)),
+        ), []
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = shown((str(error).strip() or type(error).__name__).splitlines()[0])
+        return Evidence(), [f"judged without the run's own facts, which cannot be read: {reason}"]
+
+
+def _only(scores: Mapping[str, Mapping[str, Any]], definition: str | None) -> dict[str, dict[str, Any]]:
+    return {
+        signal: {name: score for name, score in named.items() if definition in (None, name)}
+        for signal, named in scores.items()
+    }
+
+
+def _lines(block: Block) -> Iterator[str]:
+    steps = block["steps"]
+    yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
+    yield (
+        f"  read      {block['format']}, {block['rows']:,} rows; {steps['values']:,} values, "
+        f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}"
+    )
+    yield "  columns   " + ", ".join(f"{role}: {shown(column)}" for role, column in block["columns"].items())
+    if "verdict" in block:
+        yield f"  verdict   {block['verdict']}. {shown(block['reason'])}"
+        others = ", ".join(f"{name} at {delta} nats" for delta, name in block["sensitivity"].items())
+        yield f"            by the rise in loss that counts as divergence: {others}"
+    for note in block["notes"]:
+        yield f"  note      {shown(note)}"
+    yield ""
+    cells = [_score_cells(signal, score) for signal, named in block["scores"].items() for score in named.values()]
+    yield from _table(("signal", "definition", "window", "threshold", "spikes", "score", "95%", "one spike is"), cells)
+    if "events" in block:
+        yield ""
+        yield from _event_lines(block["events"])
+
+
+def _score_cells(signal: str, score: Mapping[str, Any]) -> tuple[str, ...]:
+    window = str(score["window"])
+    if score["min_window"] < score["window"]:
+        window = f"{score['min_window']} to {window}"
+    threshold = f"{score['threshold']:g} {'two-sided' if score['two_sided'] else 'above'}"
+    head = (shown(signal), score["definition"], window, threshold)
+    if score["score"] is None:
+        return (*head, f"undefined: {score['reason']}")
+    spikes = f"{score['n_spikes']:,} of {score['n_scored']:,}"
+    if score["n_nonfinite"]:
+        spikes += f" ({score['n_nonfinite']:,} not finite)"
+    interval = score["interval"]
+    between = "-" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}%"
+    return (*head, spikes, f"{score['score']:.3g}%", between, f"{score['resolution']:.2g}%")
+
+
+def _event_lines(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not events:
+        yield "  no event"
+        return
+    kinds = Counter(event["event"] for event in events)
+    counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
+    yield f"  {len(events):,} event{'s' if len(events) > 1 else ''}: {counts}"
+    cells = [
+        (
+            f"{event['step']:,}",
+            event["event"],
+            _number(event["height"]),
+            f"{event['length']:,}",
+            "not recovered" if event["recovery"] is None else f"{event['recovery']:,}",
+            _number(event["lr"]),
+            "-" if event["tokens"] is None else f"{event['tokens']:,}",
+            shown(event["detail"]),
+        )
+        for event in events[:_SHOWN_EVENTS]
+    ]
+    yield from _table(("step", "event", "height", "steps", "recovery", "lr", "tokens", "what"), cells)
+    if len(events) > _SHOWN_EVENTS:
+        yield f"  and {len(events) - _SHOWN_EVENTS:,} later ones: --format json has all"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines in columns; what stands last in its row may be as long as it likes."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines if i < len(line) - 1) for i in range(len(header) - 1)] + [0]
+    for line in lines:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
+
+
+def _steps(stride: int) -> str:
+    return "step" if stride == 1 else f"{stride:,} steps"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

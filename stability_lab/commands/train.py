@@ -1,0 +1,209 @@
+"""The command `train`: checks every job, then lets Hydra run them, one run directory each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stability_lab.compose import (
+    CommandLine,
+    Composed,
+    checked,
+    compose_jobs,
+    plugin_installed,
+    read_command_line,
+    refuse_distributed,
+)
+from stability_lab.config import ConfigError, config_dir
+from stability_lab.run import console
+from stability_lab.run.folder import sweep_name
+from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
+from stability_lab.run.sweep import Journal, deaf, finish, new_journal, stoppable, told
+
+if TYPE_CHECKING:
+    from stability_lab.run.job import Outcome
+
+_log = logging.getLogger("stability_lab")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code. ConfigError before anything is created."""
+    refuse_distributed()
+    command = read_command_line(argv)
+    if command.only_shows:
+        _check_composition(command)
+        return _run_hydra(command, [])
+    if command.multirun:
+        _launcher(command)  # Hydra itself would say only that it cannot find it
+    composed = compose_jobs(command)
+    from stability_lab.data.tokens.memmap import cache_dir
+
+    # Else torch makes a folder in /tmp; what it has compiled is worth keeping for the next run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))
+    resumed = next((job for job in composed if job.config.resume is not None), None)
+    if resumed is not None:
+        composed = [_of_the_run(command, resumed)]
+    from stability_lab.build import check
+
+    for job in composed:
+        check(job.config, must_fit=True)
+    if any(job.config.trainer.deterministic for job in composed):
+        # cuBLAS reads it once, at the first product of the process.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if resumed is not None:
+        from stability_lab.run.job import go_on_with
+
+        return go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv).exit_code
+    if not command.multirun:
+        return _run_hydra(command, [])
+    return _sweep(command, composed)
+
+
+def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
+    """For `resume=RUN`: the run's own configuration with what else the command asks for."""
+    from stability_lab.run.resume import read_config, with_overrides
+
+    run = asked.config.resume or ""
+    if command.multirun:
+        raise ConfigError(f"resume={run}: goes without -m; a sweep goes on with what is unfinished by its own command")
+    if asked.config.if_exists is not None:
+        raise ConfigError(f"if_exists={asked.config.if_exists}: has no meaning beside resume={run}; leave one out")
+    return with_overrides(read_config(Path(run)), asked, command.jobs[0])
+
+
+def _check_composition(command: CommandLine) -> None:
+    """`--cfg job` shows what was asked for, or says what is wrong with it; `--help` needs no check."""
+    if "--cfg" in command.flags or "-c" in command.flags:
+        compose_jobs(command)
+
+
+def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None = None) -> int:
+    import hydra
+
+    argv = sys.argv
+    sys.argv = ["stability_lab train", *command.flags, *command.overrides, *extra]
+    outcomes: list[int] = []
+    refused: list[ConfigError] = []
+
+    def task(cfg: Any) -> int:
+        if journal is not None:
+            return _job_of_sweep(cfg, argv, journal)
+        try:
+            outcomes.append(_execute(cfg, argv).exit_code)
+        except ConfigError as error:
+            refused.append(error)  # Hydra would print a traceback
+            return 2
+        return outcomes[-1]
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+    finally:
+        sys.argv = argv
+    if refused:
+        raise refused[0]
+    return outcomes[-1] if outcomes else 0
+
+
+def _execute(cfg: Any, argv: Sequence[str], number: int | None = None, swept: Sequence[str] = ()) -> Outcome:
+    from hydra.core.hydra_config import HydraConfig
+
+    from stability_lab.run.job import execute
+
+    overrides = list(HydraConfig.get().overrides.task)
+    return execute(checked(cfg), overrides, argv, number, swept)
+
+
+def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
+    """One job, in the first process or in another one. It never raises for a run that fails."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra_config = HydraConfig.get()
+    number, workers = int(hydra_config.job.num) + 1, _workers(hydra_config, journal.total)
+    if os.getpid() != journal.pid:
+        from stability_lab.build import share_threads
+
+        console.set_up_worker()
+        deaf()
+        share_threads(workers)
+    if (why := journal.stopped()) is not None:
+        _log.debug("job %d does not start: %s", number, why)
+        return 0
+    journal.started(number, workers)
+    started = time.time()
+    try:
+        outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
+    except ConfigError as error:
+        _log.error("job %d: error: %s", number, error)
+        outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
+    except Exception as error:  # outside the run, which looks after its own
+        reason = f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0]}"
+        _log.error("job %d failed: %s", number, reason)
+        _log.debug("traceback", exc_info=error)
+        outcome = {"path": None, "status": "failed", "reason": reason, "exit_code": 1}
+    journal.ended(number, {**outcome, "seconds": time.time() - started})
+    return outcome["exit_code"]
+
+
+def _workers(hydra_config: Any, jobs: int) -> int:
+    """In how many processes Hydra's launcher runs jobs at once, as far as its configuration says."""
+    launcher = hydra_config.launcher
+    target, cores = str(launcher.get("_target_", "")), len(os.sched_getaffinity(0))
+    if "joblib" in target:
+        asked = int(launcher.get("n_jobs") or 1)
+        return min(jobs, asked if asked > 0 else max(1, cores + 1 + asked))
+    if "submitit" in target and "Local" in target:
+        return jobs
+    return 1
+
+
+def _sweep(command: CommandLine, composed: list[Composed]) -> int:
+    launcher = _launcher(command)
+    first = composed[0].config
+    group = first.group or sweep_name(command.swept, command.overrides)
+    folder = Path(first.output_dir) / group
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={first.output_dir}: cannot create {folder}: {error.strerror}") from error
+    journal = new_journal(folder, len(composed), tuple(command.swept), first.sweep.fail_fast, launcher != "basic")
+    runs = "1 run" if len(composed) == 1 else f"{len(composed)} runs"
+    _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")
+    code = 0
+    try:
+        with stoppable(journal), console.sweep(), told(journal):
+            _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={_quoted(folder)}"], journal)
+    except KeyboardInterrupt:
+        code = EXIT_CODES[CTRL_C]
+    except Terminated:
+        code = EXIT_CODES[SIGTERM]
+    except SystemExit:  # Hydra has said what it was
+        code = 1
+    except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
+        _log.error("the launcher %s failed: %s", launcher, (str(error).strip() or type(error).__name__).splitlines()[0])
+        _log.debug("traceback", exc_info=error)
+        code = 1
+    return finish(journal, sys.argv, command.jobs, first.sweep.strict, code)
+
+
+def _launcher(command: CommandLine) -> str:
+    """The launcher of a sweep. ConfigError where its package is missing: Hydra would end with a traceback."""
+    name = "basic"
+    for line in command.overrides:
+        if line.lstrip("+").startswith("hydra/launcher="):
+            name = line.partition("=")[2]
+    package = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}.get(
+        name.replace("submitit_slurm", "submitit_local")
+    )
+    if package is not None and not plugin_installed(package):
+        raise ConfigError(f"hydra/launcher={name}: needs a package; pip install 'stability-lab[sweep]'")
+    return name
+
+
+def _quoted(path: Path) -> str:
+    """A path as a Hydra value."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"

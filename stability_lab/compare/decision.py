@@ -1,0 +1,159 @@
+"""What a comparison says about each arm, in one sentence: is it better where each is at its best, how much does the
+learning rate still matter, does it diverge less, and what does it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stability_lab.compare.comparability import LOSS, spoiled
+from stability_lab.compare.comparison import Comparison, Row, by_seed, finding
+from stability_lab.compare.grouping import LR, Cell, short, shown_value
+from stability_lab.compare.ladders import Ladder
+from stability_lab.compare.statistics import Difference, difference_by_seed, family
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """An arm over its learning rates beside the baseline over its own, in one setting of the other keys.
+
+    `difference`: of the losses where each is at its best, corrected by Holm's rule, which is what a tuned recipe would
+    gain. `speed`: tokens/s relative to the baseline's, None where the machine was too busy to tell.
+    """
+
+    ladder: Ladder
+    base: Ladder
+    difference: Difference | None
+    speed: float | None
+
+
+def decision(comparison: Comparison) -> list[str]:
+    """One sentence an arm and setting; of a setting that is a learning rate only the best one of each arm counts."""
+    if comparison.ladders:
+        lines = [_over_learning_rates(comparison, one) for one in tuned(comparison)]
+    else:
+        lines = [
+            f"{_where(row.cell.setting)}{row.cell.arm}: {'; '.join(_plain(comparison, row))}."
+            for row in comparison.rows
+            if not row.is_baseline and row.difference is not None
+        ]
+    if lines and (wrong := spoiled(comparison.checks, LOSS)):
+        differs = "differs" if len(wrong) == 1 else "differ"
+        lines.append(f"With care: {', '.join(check.name for check in wrong)} {differs} and may explain any of this.")
+    return lines
+
+
+def tuned(comparison: Comparison) -> list[Tuned]:
+    """All arms but the baseline, where the baseline has learning rates in the same setting too."""
+    base = {_key(ladder): ladder for ladder in comparison.ladders if ladder.arm == comparison.grouping.baseline}
+    others = [ladder for ladder in comparison.ladders if ladder.arm != comparison.grouping.baseline]
+    pairs = [(ladder, base[_key(ladder)]) for ladder in others if _key(ladder) in base]
+    differences = family(
+        [
+            difference_by_seed(_at_best(comparison, ladder), _at_best(comparison, other), comparison.paired)
+            for ladder, other in pairs
+        ]
+    )
+    return [
+        Tuned(ladder, other, difference, _speed(_rows(comparison, ladder), comparison.busy))
+        for (ladder, other), difference in zip(pairs, differences, strict=True)
+    ]
+
+
+def _over_learning_rates(comparison: Comparison, one: Tuned) -> str:
+    name, parts, ladder, base = comparison.grouping.baseline, [], one.ladder, one.base
+    if one.difference is not None:
+        amount = _amount(one.difference)
+        parts.append(f"at its best learning rate ({ladder.best_lr:g}) {amount} {name} at its own ({base.best_lr:g})")
+    if ladder.sensitivity and base.sensitivity:
+        parts.append(f"LR sensitivity {ladder.sensitivity.value:.3g} against {base.sensitivity.value:.3g}")
+    edges = [_edge(one) for one in (ladder, base)]
+    if edges[0] != edges[1]:
+        parts.append(f"loses 0.1 nats {edges[0]} ({name} {edges[1]})")
+    cells = _rows(comparison, ladder)
+    parts += _diverged(cells, _rows(comparison, base))
+    parts += _cost(cells, comparison.busy)
+    return f"{_where(ladder.setting)}{ladder.arm}: {'; '.join(parts) or 'no run to judge by'}."
+
+
+def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
+    assert row.difference is not None
+    words = finding(row)
+    yield (
+        f"{_amount(row.difference)} {comparison.grouping.baseline}"
+        if words in ("lower", "higher")
+        else (words if words.startswith(("identical", "no ")) else f"{row.difference.value:+.4f}, {words}")
+    )
+    base = [r for r in comparison.rows if r.is_baseline and dict(r.cell.setting) == dict(row.cell.setting)]
+    yield from _diverged([row], base)
+    yield from _cost([row], comparison.busy)
+
+
+def _amount(difference: Difference) -> str:
+    if difference.identical:
+        return "identical to"
+    side = f"{abs(difference.value):.4g} {'below' if difference.value < 0 else 'above'}"
+    if difference.p_holm is None:
+        return f"{side} (one seed, no test)"
+    if not difference.significant:
+        return f"not distinguishable ({difference.value:+.4f}, p {difference.p_holm:.2g} by Holm) from"
+    return f"{side} (p {difference.p_holm:.2g} by Holm)"
+
+
+def _edge(ladder: Ladder) -> str:
+    if ladder.usable is None:
+        return "at every learning rate"
+    return f"at {ladder.usable.edge:g}" if ladder.usable.edge is not None else f"nowhere up to {ladder.lrs[-1]:g}"
+
+
+def _diverged(rows: list[Row], bases: list[Row]) -> Iterator[str]:
+    own, other = (sum(len(row.cell.diverged) for row in some) for some in (rows, bases))
+    of, of_other = (sum(len(row.cell.ended) for row in some) for some in (rows, bases))
+    if own or other:
+        yield f"{own} of {of} runs diverged (baseline {other} of {of_other})"
+
+
+def _cost(rows: list[Row], busy: float | None) -> Iterator[str]:
+    memories = [row.memory for row in rows if row.memory is not None and row.memory > 0]
+    if (speed := _speed(rows, busy)) is not None:
+        yield f"{speed:.2f}x the tokens/s"
+    elif busy is not None and any(row.speed for row in rows):
+        yield "its tokens/s not measured (busy machine)"
+    if memories:
+        yield f"{_middle(memories):.2f}x the memory"
+
+
+def _speed(rows: list[Row], busy: float | None) -> float | None:
+    speeds = [row.speed for row in rows if row.speed is not None and row.speed > 0]
+    return _middle(speeds) if speeds and busy is None else None
+
+
+def _rows(comparison: Comparison, ladder: Ladder) -> list[Row]:
+    return [row for row in comparison.rows if row.cell.arm == ladder.arm and _same(row.cell, ladder.setting)]
+
+
+def _middle(values: list[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def _at_best(comparison: Comparison, ladder: Ladder) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for cell in comparison.grouping.cells:
+        if cell.arm == ladder.arm and cell.setting.get(LR) == ladder.best_lr and _same(cell, ladder.setting):
+            values |= by_seed(cell, comparison.metric)
+    return values
+
+
+def _same(cell: Cell, setting: Mapping[str, Any]) -> bool:
+    return all(cell.setting.get(key) == value for key, value in setting.items())
+
+
+def _key(ladder: Ladder) -> tuple[Any, ...]:
+    return tuple(ladder.setting.values())
+
+
+def _where(setting: Mapping[str, Any]) -> str:
+    parts = ", ".join(f"{short(key, setting)}={shown_value(value)}" for key, value in setting.items())
+    return f"{parts}: " if parts else ""

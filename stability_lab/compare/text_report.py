@@ -1,0 +1,362 @@
+"""A comparison as text for a terminal, Markdown for GitHub, LaTeX (booktabs), CSV or JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterable
+
+import pandas as pd
+
+from stability_lab.compare.comparability import COST, LOSS, spoiled
+from stability_lab.compare.comparison import Comparison, Row, SpikeRate, as_dict, finding, flat
+from stability_lab.compare.decision import decision
+from stability_lab.compare.factorial import Factorial
+from stability_lab.compare.grouping import Cell, Grouping, counted, short, shown_value
+from stability_lab.compare.ladders import Ladder
+from stability_lab.compare.statistics import Difference, Mean
+from stability_lab.compare.tables import (
+    MISSING,
+    Table,
+    escape_latex,
+    escape_markdown,
+    latex_table,
+    markdown_table,
+    p_text,
+    text_table,
+    words_for_nonfinite,
+)
+from stability_lab.text import shown
+
+_MARKS = {LOSS: "*", COST: "†"}
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    made = [_losses(comparison), _stability(comparison)]
+    if comparison.ladders:
+        made.append(_learning_rates(comparison))
+    return made + [_effects(comparison, factorial) for factorial in comparison.factorials]
+
+
+def text(comparison: Comparison) -> str:
+    parts = [_opening(comparison), _checks_text(comparison)]
+    parts += [text_table(table) for table in tables(comparison)]
+    parts.append(_listing("Decision", decision(comparison)))
+    parts.append(_listing("Notes", comparison.notes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def markdown(comparison: Comparison) -> str:
+    parts = [f"{escape_markdown(_opening(comparison))}"]
+    for table in tables(comparison):
+        parts.append(f"**{escape_markdown(table.title)}**\n\n{markdown_table(table)}")
+        parts += [escape_markdown(note) for note in table.notes]
+    for title, lines in (
+        ("Decision", decision(comparison)),
+        ("Comparable?", [_check_line(comparison)]),
+        ("Notes", comparison.notes),
+    ):
+        if lines:
+            parts.append(f"**{title}**\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines))
+    return "\n\n".join(parts)
+
+
+def latex(comparison: Comparison) -> str:
+    """`table` environments that need only the package booktabs, and graphicx where one is too wide for the page."""
+    parts = ["% Needs \\usepackage{booktabs,graphicx}", *map(latex_table, tables(comparison))]
+    for title, lines in (
+        ("Decision", decision(comparison)),
+        ("Comparable?", [_check_line(comparison)]),
+        ("Notes", comparison.notes),
+    ):
+        if lines:
+            items = "\n".join(f"\\item {escape_latex(line)}" for line in lines)
+            parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
+    return "\n\n".join(parts)
+
+
+def csv(comparison: Comparison) -> str:
+    """One header line, one line a row, full precision; an undefined value is an empty field."""
+    return pd.DataFrame([flat(row, comparison) for row in comparison.rows]).to_csv(index=False)
+
+
+def to_json(comparison: Comparison, command: str) -> str:
+    """All that was computed. What is undefined is null; infinities and NaN stand as the words Infinity and NaN."""
+    content = {"command": command, **as_dict(comparison), "decision": decision(comparison)}
+    return json.dumps(words_for_nonfinite(content), indent=2, allow_nan=False)
+
+
+# The tables
+
+
+def _losses(comparison: Comparison) -> Table:
+    grouping, metric = comparison.grouping, comparison.metric
+    mark = _mark(comparison, LOSS)
+    has_ppl = any(row.perplexity for row in comparison.rows)
+    # A column of its own only where a run has been better than at its end.
+    has_best = any(row.best != row.metric for row in comparison.rows if row.best)
+    head = [*_setting_names(grouping), _arm_name(grouping), "seeds", metric + mark]
+    head += [f"best {metric}{mark}"] * has_best + [f"{metric.removesuffix('/loss')}/ppl{mark}"] * has_ppl
+    head += [f"difference to {grouping.baseline}{mark}", "p (Holm)", "finding"]
+    lines = []
+    for row in comparison.rows:
+        cells = [*_setting(row.cell), row.cell.arm, _seeds(row), mean_text(row.metric)]
+        cells += [mean_text(row.best)] * has_best + [mean_text(row.perplexity, 4)] * has_ppl
+        p = MISSING if row.p_holm is None else p_text(row.p_holm)
+        cells += [difference_text(row.difference, row.metric), p, _finding(row)]
+        lines.append(tuple(cells))
+    notes = ["Mean over seeds ± 95% t-interval."]
+    if any(row.cell.diverged for row in comparison.rows):
+        notes.append("2 of 3: of three seeds one has no finite value, or diverged, and is in no mean.")
+    if any("n.d." in line[-1] for line in lines):
+        notes.append(
+            "n.d., +N: not distinguishable with this budget; about N more seeds would be needed to find a difference "
+            "of this size (80% power at 5% divided by the number of tests)."
+        )
+    return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
+
+
+def _finding(row: Row) -> str:
+    words = finding(row)
+    d = row.difference
+    if not words.startswith("not distinguishable") or d is None:
+        return words
+    if d.seeds_needed is None:
+        return "n.d., +1,000 or more"
+    return f"n.d., +{max(1, d.seeds_needed - d.n)}"
+
+
+def _stability(comparison: Comparison) -> Table:
+    grouping = comparison.grouping
+    mark = _mark(comparison, COST)
+    definition = next((rate.definition for row in comparison.rows for rate in row.spikes.values()), "robust")
+    head = [*_setting_names(grouping), _arm_name(grouping), "verdicts", f"grad spikes ({definition})", "loss spikes"]
+    head += ["largest attn logit", "clipped", f"tokens/s{mark}", f"peak memory{mark}"]
+    lines = []
+    for row in comparison.rows:
+        verdicts = counted(row.verdicts) or MISSING
+        if row.degraded:
+            verdicts += f" (degraded {row.degraded})"
+        cells = [*_setting(row.cell), row.cell.arm, verdicts, *map(_spikes, row.spikes.values())]
+        cells += [_number(row.max_attn_logit, ",.4g"), _number(row.clip_fraction, ".0%")]
+        speed = row.speed if comparison.busy is None else None  # a ratio that is not to be trusted is not shown
+        cells += [_cost(row.tokens_per_s, speed, "{:,.0f}"), _cost(row.memory_bytes, row.memory, "{:.2f} GB", 1e9)]
+        lines.append(tuple(cells))
+    notes = ["Spikes: share of scored steps (spikes of steps; one spike is worth 100/steps percent)."]
+    if comparison.busy is not None:
+        notes.append("tokens/s: of a busy machine (see the notes), so without a ratio to the baseline.")
+    if any(row.degraded for row in comparison.rows):
+        notes.append("Degraded: finite, but over 0.1 nats above the sweep's best, or an attention logit above 10,000.")
+    return Table("Stability and cost", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, COST)))
+
+
+def _learning_rates(comparison: Comparison) -> Table:
+    grouping = comparison.grouping
+    rest = list(comparison.ladders[0].setting)
+    names = [short(key, grouping.setting) for key in rest]
+    mark = _mark(comparison, LOSS)
+    head = [*names, _arm_name(grouping), "seeds", f"LR sensitivity{mark}", f"with l0{mark}"]
+    head += [f"difference to {grouping.baseline}{mark}", f"best LR{mark}", f"usable LRs{mark}", f"edge{mark}"]
+    head += [f"largest stable LR{mark}", f"ratio{mark}"]
+    lines = []
+    for ladder in comparison.ladders:
+        cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, _ladder_seeds(ladder)]
+        cells += [_sensitivity(ladder, ladder.sensitivity), _sensitivity(ladder, ladder.sensitivity_l0)]
+        cells += [difference_text(ladder.difference), _best(ladder), *_usable(ladder)]
+        cells += [str(ladder.stable) if ladder.stable else MISSING, _ratio(ladder)]
+        lines.append(tuple(cells))
+    grids = {ladder.lrs for ladder in comparison.ladders}
+    notes = [f"Learning rates: {'; '.join(', '.join(f'{lr:g}' for lr in grid) for grid in sorted(grids))}."]
+    reasons = {ladder.arm: ladder.reason for ladder in comparison.ladders if ladder.reason}
+    notes += [f"No LR sensitivity of {arm}: {reason}." for arm, reason in reasons.items()]
+    notes.append(
+        "LR sensitivity (arXiv:2309.14322): mean over the learning rates of min(loss, loss at initialisation) less the "
+        "lowest; `with l0` counts a run that diverged while finite as one at initialisation. Usable: within 0.02 nats "
+        "of the best; edge: the first above the best that is 0.1 worse."
+    )
+    if any(ladder.sensitivity and ladder.sensitivity.n < ladder.seeds for ladder in comparison.ladders):
+        notes.append("2 of 3 seeds: the others lack a learning rate of the grid and are in no sensitivity.")
+    return Table("Learning rates", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
+
+
+def _effects(comparison: Comparison, factorial: Factorial) -> Table:
+    where = ", ".join(
+        f"{short(key, factorial.setting)}={shown_value(value)}" for key, value in factorial.setting.items()
+    )
+    lines = [
+        (e.name, _signed(e.value, abs(e.value)), interval_text(e.low, e.high), MISSING if e.p is None else p_text(e.p))
+        for e in factorial.effects
+    ]
+    notes = [
+        f"{arm}: the cap touches {100 * share:.3g}% of the attention logits (beyond half of it) at the end."
+        for arm, share in factorial.touched.items()
+    ]
+    if factorial.reason:
+        notes.append(factorial.reason[0].upper() + factorial.reason[1:] + ".")
+    notes.append(
+        f"Least squares over {factorial.seeds} seeds with a level for each; {factorial.df} degrees of freedom left. "
+        "A main effect is the mean with less the mean without; an interaction is half of what one changes in the other."
+    )
+    title = f"Effects of {' and '.join(factorial.factors)} on {comparison.metric}" + (f" at {where}" if where else "")
+    mark = _mark(comparison, LOSS)
+    head = ("effect", f"size{mark}", f"95% interval{mark}", f"p{mark}")
+    return Table(title, head, tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
+
+
+# Cells
+
+
+def mean_text(mean: Mean | None, digits: int = 4) -> str:
+    """`1.771 ± 0.012`: as many decimals as the interval's size asks for, at least enough for `digits` digits."""
+    if mean is None:
+        return MISSING
+    decimals = _decimals(mean.value, digits)
+    if mean.half is None or not math.isfinite(mean.half):
+        return f"{mean.value:.{decimals}f}" if abs(mean.value) < 1e6 else f"{mean.value:.{digits}g}"
+    return f"{mean.value:.{decimals}f} ± {mean.half:.{decimals}f}"
+
+
+def difference_text(difference: Difference | None, of: Mean | None = None) -> str:
+    """`-0.0123 [-0.0200, -0.0046]`; with the number of pairs where that is not the number of values in `of`."""
+    if difference is None:
+        return MISSING
+    d = difference
+    size = max(abs(x) for x in (d.value, d.low, d.high) if x is not None)
+    text = f"{_signed(d.value, size)} {interval_text(d.low, d.high, size)}".removesuffix(f" {MISSING}")
+    return f"{text} ({d.n} pairs)" if of and d.method == "paired" and 1 < d.n < of.n else text
+
+
+def interval_text(low: float | None, high: float | None, size: float | None = None) -> str:
+    if low is None or high is None:
+        return MISSING
+    size = max(abs(low), abs(high)) if size is None else size
+    return f"[{_signed(low, size)}, {_signed(high, size)}]"
+
+
+def _signed(value: float, size: float) -> str:
+    """Four decimals for losses; fewer for what is large, and powers of ten for what four decimals would hide."""
+    if size and size < 1e-3:
+        return f"{value:+.1e}"
+    return f"{value:+.4f}" if size < 100 else f"{value:+,.1f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    size = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return min(max(digits - 1 - size, 0), 6)
+
+
+def _number(value: float | None, spec: str) -> str:
+    return MISSING if value is None else format(value, spec)
+
+
+def _cost(value: float | None, ratio: float | None, form: str, unit: float = 1.0) -> str:
+    if value is None:
+        return MISSING
+    return form.format(value / unit) + ("" if ratio is None else f" ({ratio:.2f}x)")
+
+
+def _spikes(rate: SpikeRate) -> str:
+    return "not scored" if rate.score is None else f"{rate.score:.2f}% ({rate.spikes} of {rate.scored:,})"
+
+
+def _seeds(row: Row) -> str:
+    n, ended = row.metric.n if row.metric else 0, len(row.cell.ended)
+    return f"{n} of {ended}" if n < ended else str(n)
+
+
+def _ladder_seeds(ladder: Ladder) -> str:
+    n = ladder.sensitivity.n if ladder.sensitivity else 0
+    return f"{n} of {ladder.seeds}" if n < ladder.seeds else str(n)
+
+
+def _sensitivity(ladder: Ladder, mean: Mean | None) -> str:
+    return mean_text(mean, 3) + (" (at chance)" if mean and ladder.at_chance else "")
+
+
+def _best(ladder: Ladder) -> str:
+    if ladder.best_lr is None:
+        return MISSING
+    return f"{ladder.best_lr:g}" + (" (grid's end)" if ladder.at_end else "")
+
+
+def _usable(ladder: Ladder) -> tuple[str, str]:
+    if ladder.usable is None:
+        return MISSING, MISSING
+    lrs = ladder.usable.usable
+    edge = f"> {ladder.lrs[-1]:g}" if ladder.usable.edge is None else f"{ladder.usable.edge:g}"
+    return (f"{lrs[0]:g}" if len(lrs) == 1 else f"{lrs[0]:g} to {lrs[-1]:g}"), edge
+
+
+def _ratio(ladder: Ladder) -> str:
+    if ladder.ratio is None:
+        return MISSING
+    low, high = ladder.ratio
+    return f"({low:.3g}, {'∞' if math.isinf(high) else format(high, '.3g')})"
+
+
+def _arm_name(grouping: Grouping) -> str:
+    return ", ".join(short(key, grouping.by) for key in grouping.by)
+
+
+def _setting_names(grouping: Grouping) -> list[str]:
+    return [short(key, grouping.setting) for key in grouping.setting]
+
+
+def _setting(cell: Cell) -> list[str]:
+    return [shown_value(value) for value in cell.setting.values()]
+
+
+def _mark(comparison: Comparison, kind: str) -> str:
+    return _MARKS[kind] if spoiled(comparison.checks, kind) else ""
+
+
+def _spoiled_notes(comparison: Comparison, kind: str) -> list[str]:
+    return [
+        f"{_MARKS[kind]} Not comparable in full: {check.name} differs, {check.detail}."
+        for check in spoiled(comparison.checks, kind)
+    ]
+
+
+# Texts around them
+
+
+def _opening(comparison: Comparison) -> str:
+    grouping = comparison.grouping
+    n = sum(len(cell.runs) for cell in grouping.cells)
+    over = f" at each {', '.join(_setting_names(grouping))}" if grouping.setting else ""
+    return (
+        f"{n} runs, {len(grouping.arms)} of {_arm_name(grouping)}{over}; "
+        f"{comparison.metric}, baseline {grouping.baseline}"
+    )
+
+
+def _check_line(comparison: Comparison) -> str:
+    by_word: dict[str, list[str]] = {}
+    for check in comparison.checks:
+        what = check.name if check.same is True else f"{check.name} ({check.detail})"
+        by_word.setdefault(check.word, []).append(what)
+    order = [word for word in ("same", "differs", "unknown") if word in by_word]
+    paired = "runs of one seed are pairs" if comparison.paired else "runs are not paired"
+    return "; ".join(f"{word}: {', '.join(by_word[word])}" for word in order) + f"; {paired}"
+
+
+def _checks_text(comparison: Comparison) -> str:
+    width = max(len(check.name) for check in comparison.checks)
+    lines = []
+    same = [check.name for check in comparison.checks if check.same is True]
+    if same:
+        lines += textwrap.wrap(", ".join(same), 110, initial_indent="  same     ", subsequent_indent=" " * 11)
+    lines += [
+        f"  {check.word:<8} {check.name:<{width}}  {check.detail}"
+        for check in comparison.checks
+        if check.same is not True
+    ]
+    paired = "yes, runs of one seed are pairs" if comparison.paired else "no"
+    return "\n".join(["Comparable?", *map(shown, lines), f"  paired   {paired}"])
+
+
+def _listing(title: str, lines: Iterable[str]) -> str:
+    lines = list(lines)
+    wrapped = (textwrap.fill(f"- {shown(line)}", 120, subsequent_indent="  ", break_long_words=False) for line in lines)
+    return "\n".join([title, *wrapped]) if lines else ""

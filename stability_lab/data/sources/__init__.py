@@ -1,0 +1,1 @@
+"""Where text and token ids come from."""

@@ -1,0 +1,1 @@
+"""Token ids on the disk: written, recognised, checked and mapped."""

@@ -1,0 +1,121 @@
+"""The series of a run, whoever trains it: from rows to the log that the judge reads, and what its summary says."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stability_lab.judge.judgement import Judgement
+from stability_lab.judge.log import Log
+
+LAST = 20  # steps that the final training loss is the mean of
+# Keys of a row that the judge reads, and the field of a Log that each one fills.
+JUDGED = {
+    "step": "step",
+    "train/loss": "loss",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "lr",
+    "tokens": "tokens",
+    "optim/skipped": "skipped",
+    "attn/max_logit": "max_attn_logit",
+}
+_MAY_BE_UNKNOWN = ("lr", "tokens", "max_attn_logit")
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean cross-entropy in nats; `inf` on overflow."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class Series:
+    """One fp64 column for each key of `JUDGED` and for those in `more`; NaN where a row has no value."""
+
+    def __init__(self, more: tuple[str, ...] = ()):
+        self._columns = {key: array("d") for key in (*JUDGED, *more)}
+        self._no_norm = array("b")  # which rows have no gradient norm, which is not the same as a NaN
+
+    def __len__(self) -> int:
+        return len(self._columns["step"])
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        for key, column in self._columns.items():
+            value = row.get(key)
+            column.append(math.nan if value is None else value)
+        self._no_norm.append(row.get("optim/grad_norm") is None)
+
+    def set_newest(self, key: str, value: float) -> None:
+        """A value that was measured after its row had been added."""
+        self._columns[key][-1] = value
+
+    def column(self, key: str) -> NDArray[np.float64]:
+        """A copy, shape (n,)."""
+        return np.array(self._columns[key])
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        return {key: self.column(key) for key in self._columns}
+
+    def restore(self, columns: Mapping[str, NDArray[np.float64]]) -> None:
+        """The opposite of `columns`, of rows that all had a gradient norm; ValueError where the columns are others."""
+        shapes = {values.shape for values in columns.values()}
+        if columns.keys() != self._columns.keys() or len(shapes) != 1 or len(shapes.pop()) != 1:
+            raise ValueError(f"the series {sorted(columns)} are not those of this version")
+        self._columns = {key: array("d", np.asarray(columns[key], np.float64).tobytes()) for key in self._columns}
+        self._no_norm = array("b", bytes(len(self)))
+
+    def log(self) -> Log:
+        """Without series that are unknown throughout; which rows have no gradient norm stands beside it."""
+        fields: dict[str, Any] = {field: self.column(key) for key, field in JUDGED.items()}
+        for name in _MAY_BE_UNKNOWN:
+            if np.isnan(fields[name]).all():
+                del fields[name]
+        absent = np.array(self._no_norm, dtype=np.bool_)
+        if absent.all():
+            fields["grad_norm"] = None
+        elif absent.any():
+            fields["no_grad_norm"] = absent
+        return Log(**{**fields, "skipped": fields["skipped"] > 0})
+
+
+def summary(
+    log: Log,
+    judgement: Judgement | None,
+    initial: Mapping[str, Any],
+    final: Mapping[str, Any],
+    best: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What summary.json says of a log; `initial`, `final` and `best` are values of validation and probe."""
+    judged: dict[str, Any] = {
+        "verdict": None,
+        "reason": "The run ended before its first step.",
+        "scores": {},
+        "events": [],
+    }
+    if judgement is not None:
+        judged = judgement.as_dict()
+    kept = log.kept()
+    assert kept.loss is not None
+    with np.errstate(over="ignore"):
+        loss = float(kept.loss[-LAST:].mean()) if len(kept) else None
+    norm = np.empty(0) if kept.grad_norm is None else kept.grad_norm[np.isfinite(kept.grad_norm)]
+    tokens = np.empty(0) if log.tokens is None else log.tokens[np.isfinite(log.tokens)]
+    logits = [] if log.max_attn_logit is None else log.max_attn_logit.tolist()
+    seen = [x for x in (*logits, initial.get("attn/max_logit", math.nan)) if not math.isnan(x)]
+    return {
+        **judged,
+        "steps": int(log.step[-1]) if len(log) else 0,
+        "tokens": int(tokens[-1]) if len(tokens) else 0,
+        "initial": dict(initial),
+        "final": {"train/loss": loss, "train/ppl": None if loss is None else perplexity(loss), **final},
+        "best": dict(best),
+        "max_attn_logit": max(seen) if seen else None,
+        "grad_norm": {f"p{q}": float(np.percentile(norm, q)) if len(norm) else None for q in (50, 90, 99)},
+        "skipped_steps": len(log) - len(kept),
+    }

@@ -1,0 +1,1 @@
+"""Anybody's training log, whatever its format, as a log that the judge reads."""

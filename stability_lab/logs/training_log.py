@@ -1,0 +1,201 @@
+"""Anybody's training log as the series that the judge takes: columns, steps, what was left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stability_lab.config import ConfigError
+from stability_lab.judge.column_names import NAMES, spelling
+from stability_lab.judge.log import Log, stride_of
+from stability_lab.logs.cells import is_empty, number
+from stability_lab.logs.columns import (
+    READ,
+    WORDS,
+    asked_for,
+    candidates,
+    found,
+    named_for,
+    nothing_known,
+    words_in,
+)
+from stability_lab.logs.sources import Source, read_sources
+from stability_lab.logs.steps import Timeline, timeline
+from stability_lab.text import shown
+
+_SIGNALS = ("loss", "grad_norm")
+
+
+@dataclass(frozen=True, eq=False)
+class LogSeries:
+    """The values of one column, in strictly increasing order of their steps."""
+
+    column: str
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+    step_column: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class NamedLog:
+    """A log and where it comes from; `columns` names the column that was taken for each thing."""
+
+    source: Path
+    run: str | None
+    format: str
+    n_rows: int
+    log: Log
+    columns: dict[str, str]
+    notes: list[str]
+
+
+def read_logs(
+    path: Path, *, loss: str | None = None, grad_norm: str | None = None, step: str | None = None
+) -> list[NamedLog]:
+    """The log in `path`, or each of several runs in it, with columns by common names unless they are given.
+
+    ConfigError where one cannot be read.
+    """
+    asked = [name for name in (loss, grad_norm) if name is not None]
+    return [_log(source, {"loss": loss, "grad_norm": grad_norm}, step) for source in _sources(path, asked)]
+
+
+def read_log(path: Path, *, loss: str | None = None, grad_norm: str | None = None, step: str | None = None) -> NamedLog:
+    """The one log in `path`; ConfigError where there are several."""
+    logs = read_logs(path, loss=loss, grad_norm=grad_norm, step=step)
+    if len(logs) > 1:
+        raise ConfigError(f"{shown(path)} holds {len(logs)} runs, but one is wanted")
+    return logs[0]
+
+
+def read_metrics(path: Path, metric: str, *, step: str | None = None) -> list[tuple[LogSeries, Source, list[str]]]:
+    """One column of any meaning, for its spike scores alone, of each run in `path`; what is to be said of it."""
+    return [_metric(source, metric, step) for source in _sources(path, [metric])]
+
+
+def _metric(source: Source, metric: str, step: str | None) -> tuple[LogSeries, Source, list[str]]:
+    notes = list(source.notes)
+    column = asked_for(source, "metric", metric)
+    times = timeline(source, [column], asked=step)
+    notes += [*_left_out(source, [column]), *times.notes]
+    series = _series(source, column, times, notes)
+    if (stride := stride_of(series.step)) != 1:
+        notes.append(f"One value every {stride:,} steps: windows count values, not steps.")
+    return series, source, notes
+
+
+def _sources(path: Path, asked: Sequence[str]) -> list[Source]:
+    """What `path` holds, one run each; only those that have the columns of just the name that was asked for."""
+    sources = [part for source in read_sources(path) for part in _by_run(source, asked)]
+    for name in asked:
+        exact = [source for source in sources if name in source.columns]
+        if exact and len(sources) > 1:
+            sources = exact
+    return sources
+
+
+def _by_run(source: Source, asked: Sequence[str]) -> list[Source]:
+    """The runs of a chart that W&B exported for several, with columns `RUN - METRIC`; or the source as it is."""
+    wanted = {*NAMES["loss"], *NAMES["grad_norm"], *(spelling(name.rpartition(" - ")[2]) for name in asked)}
+    columns: dict[str, list[str]] = {}
+    for column in source.columns:
+        run, dash, _ = column.rpartition(" - ")
+        if dash:
+            columns.setdefault(run, []).append(column)
+    runs = [run for run, own in columns.items() if any(spelling(c.rpartition(" - ")[2]) in wanted for c in own)]
+    if len(runs) < 2:
+        return [source]
+    of_all = [column for column in source.columns if " - " not in column]
+    parts = []
+    for run in runs:
+        rows = [
+            {column: row[column] for column in (*of_all, *columns[run]) if column in row}
+            for row in source.rows
+            if any(not is_empty(row.get(column)) for column in columns[run])
+        ]
+        parts.append(Source(source.path, source.format, rows, source.notes, run))
+    return parts
+
+
+def _log(source: Source, asked: dict[str, str | None], step: str | None) -> NamedLog:
+    notes = list(source.notes)
+    columns: dict[str, str] = {}
+    for role in _SIGNALS:
+        name = asked[role]
+        column = found(source, role, notes) if name is None else asked_for(source, role, name)
+        if column is not None and column not in columns.values():
+            columns[role] = column
+    if not columns:
+        raise nothing_known(source)
+    signals = dict(columns)
+    for role, column in signals.items():
+        other = next(name for name in _SIGNALS if name != role)
+        if asked[role] is not None and column in named_for(source, other):
+            notes.append(f"{shown(column)} is judged as a {WORDS[role]}, but its name is that of a {WORDS[other]}.")
+    extra = {
+        role: taken[0] for role in NAMES if role not in (*_SIGNALS, "step") and (taken := candidates(source, role))
+    }
+    times = timeline(source, list(signals.values()), list(extra.values()), step)
+    notes += [*_left_out(source, list(signals.values())), *times.notes]
+    if times.column is not None:
+        columns["step"] = times.column
+    series = {role: _series(source, column, times, notes) for role, column in signals.items()}
+    steps = np.unique(np.concatenate([one.step for one in series.values()]))
+    fields: dict[str, Any] = dict.fromkeys(_SIGNALS)
+    for role, one in series.items():
+        fields[role], has = _at(steps, one)
+        if not has.all():
+            fields[f"no_{role}"] = ~has
+    for role, column in extra.items():
+        values, has = _at(steps, _series(source, column, times, [], role))
+        if has.any():
+            columns[role] = column
+            fields[role] = values > 0 if role == "skipped" else values
+    return NamedLog(source.path, source.run, source.format, len(source.rows), Log(step=steps, **fields), columns, notes)
+
+
+def _series(source: Source, column: str, times: Timeline, notes: list[str], role: str = "") -> LogSeries:
+    """The values of a column by step; of several values at one step the last counts."""
+    numbers = source.numbers(column, READ.get(role, number))
+    filled = np.array([numbers[row] is not None for row in times.rows], dtype=np.bool_)
+    steps = times.steps[filled]
+    values = np.array([numbers[row] for row in times.rows[filled]], dtype=np.float64)
+    last = np.append(steps[1:] != steps[:-1], True) if steps.size else filled[:0]
+    if repeated := int(np.count_nonzero(~last)):
+        notes.append(f"{shown(column)}: {repeated:,} values had a step that a later one has too, which counts.")
+    return LogSeries(column, steps[last], values[last], times.column)
+
+
+def _at(steps: NDArray[np.int64], series: LogSeries) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of `series` at `steps`, and where there is one."""
+    values, has = np.full(steps.size, np.nan), np.zeros(steps.size, dtype=np.bool_)
+    place = np.searchsorted(steps, series.step).clip(max=steps.size - 1)
+    same = steps[place] == series.step
+    values[place[same]] = series.value[same]
+    has[place[same]] = True
+    return values, has
+
+
+def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
+    """What to say of rows and cells without a value."""
+    known = np.array([[value is not None for value in source.numbers(column)] for column in columns])
+    notes = [note for column in columns if (note := words_in(source, column))]
+    if none := int(np.count_nonzero(~known.any(axis=0))):
+        what = " and no ".join(shown(column) for column in columns)
+        notes.append(f"{none:,} of {len(source.rows):,} rows have no {what}.")
+    return notes + [note for column, has in zip(columns, known, strict=True) if (note := _end(column, has))]
+
+
+def _end(column: str, has: NDArray[np.bool_]) -> str | None:
+    """Some writers make an empty cell of NaN, and then the end of a diverged run just looks empty."""
+    filled = np.flatnonzero(has)
+    tail = has.size - 1 - int(filled[-1])
+    usual = int(np.diff(filled).max()) - 1 if filled.size > 1 else 0
+    if tail <= max(usual, 1):
+        return None
+    return f"The last {tail:,} rows have no {shown(column)}: if it was NaN there, the file does not show it."

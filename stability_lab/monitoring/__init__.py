@@ -1,0 +1,1 @@
+"""The judge in anybody's own training loop."""

@@ -1,0 +1,255 @@
+"""The page of a reproduction, from its data files alone: the same bytes from the same files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from stability_lab.compare.ladders import Ladder
+from stability_lab.compare.statistics import t_interval
+from stability_lab.compare.tables import MISSING, Table, escape_markdown, markdown_table
+from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
+from stability_lab.reproduction.claim_verdicts import VERDICTS, Finding
+from stability_lab.reproduction.claims import NOT_BUILT, Judged, judge, ladder_of
+from stability_lab.reproduction.datafile import data_path, read
+from stability_lab.reproduction.evidence import KeptRun, PartEvidence
+
+Found = Mapping[tuple[str, str], PartEvidence]  # (part, scale) -> evidence
+# Of a difference in a metric; those that are missing are pure numbers.
+_UNITS = {
+    "val/loss": "nats",
+    "abs_log_z": "nats",
+    "log10_max_attn_logit": "decades",
+    **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
+}
+_TESTED = ("/decision.png", "/differences.png")
+_FAMILY = "A filled mark is significant by Holm's rule among the differences of its figure; claims are another family."
+
+
+def load(
+    reproduction: Reproduction, out: Path, without: Collection[tuple[str, str]] = ()
+) -> dict[tuple[str, str], PartEvidence]:
+    """The data below `out`, besides those that are to be replaced; ConfigError for a damaged file."""
+    found = {}
+    for part in reproduction.parts.values():
+        for scale in part.scales:
+            path = data_path(part, scale, out)
+            if (part.part, scale) not in without and path.exists():
+                found[part.part, scale] = read(path, part, scale)
+    return found
+
+
+def lost(text: str, found: Collection[tuple[str, str]]) -> list[str]:
+    """Parts, with their scale, of which a page of ours shows results and no data are there any more."""
+    parts = [section.partition("\n")[::2] for section in text.split("\n## ")[1:]]
+    shown = [(part, scale) for part, body in parts for scale in SCALES if f"\n`{scale}`, " in body]
+    return [f"{part} at {scale}" for part, scale in shown if (part, scale) not in found]
+
+
+def page(reproduction: Reproduction, found: Found) -> str:
+    """Markdown: every part with its claims, those that were not run too."""
+    blocks = [f"# {reproduction.name}", _sentence(reproduction.about)]
+    verdicts: Counter[str] = Counter()
+    not_built: set[str] = set()  # a method that is not built is one, in however many parts it would be tried
+    bodies = []
+    for part in reproduction.parts.values():
+        bodies.append(f"## {part.part}\n\n{escape_markdown(part.question)}")
+        scales = [scale for scale in SCALES if (part.part, scale) in found]
+        for scale in scales or [None]:
+            evidence = None if scale is None else found[part.part, scale]
+            judged = judge(part, claims_of(part), evidence)
+            verdicts.update(j.finding.verdict for j in judged if j.finding.verdict != NOT_BUILT)
+            not_built.update(j.claim.id for j in judged if j.finding.verdict == NOT_BUILT)
+            bodies.append(_body(part, scale, evidence, judged))
+    verdicts[NOT_BUILT] = len(not_built)
+    counted = [name for name in VERDICTS if verdicts[name]] + sorted(set(+verdicts) - set(VERDICTS))
+    blocks.append("Verdicts: " + ", ".join(f"{verdicts[name]} {name}" for name in counted) + ".")
+    return "\n\n".join([*blocks, *bodies]) + "\n"
+
+
+def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
+    """Claim, published value, ours with its interval, scale, verdict; numbers in brackets are those of the notes."""
+    notes = _notes(judged)
+    rows = []
+    for j in judged:
+        marks = "".join(f" [{notes[text]}]" for text in j.claim.caveats)
+        ours = " ".join(word for word in (shown(j.finding), _unit(part, j)) if word)
+        rows.append((j.claim.statement + marks, j.claim.printed, ours, scale, _verdict(j.finding), j.claim.where))
+    header = ("claim", "published", "ours", "scale", "verdict", "source")
+    return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
+
+
+def _notes(judged: Sequence[Judged]) -> dict[str, int]:
+    """The claims' caveats, numbered in their order."""
+    return {text: n for n, text in enumerate(dict.fromkeys(text for j in judged for text in j.claim.caveats), 1)}
+
+
+def _unit(part: Part, judged: Judged) -> str:
+    """What the number in the column `ours` counts."""
+    test, finding = judged.claim.test, judged.finding
+    if finding.value is None and finding.low is None:
+        return ""
+    if test["kind"] == "printed":
+        return f"{judged.claim.unit}, of the printed values"
+    by_kind = {"lr_sensitivity": "nats", "stable_lr": "times", "spikes": "percent"}
+    by_metric = _UNITS.get(test.get("metric", part.metric), "") if part.compute is None else ""
+    return by_kind.get(test["kind"], by_metric)
+
+
+def shown(finding: Finding) -> str:
+    """`-0.031 [-0.044, -0.018]`, as far as there is an interval, or as there is a middle."""
+    if finding.low is None or finding.high is None:
+        # Enough digits to see the tolerance of every exact claim.
+        return MISSING if finding.value is None else _number(finding.value, 5)
+    interval = f"[{_number(finding.low, 3)}, {_number(finding.high, 3)}]"
+    return interval if finding.value is None else f"{_number(finding.value, 3)} {interval}"
+
+
+def _body(part: Part, scale: str | None, evidence: PartEvidence | None, judged: Sequence[Judged]) -> str:
+    blocks = []
+    if evidence is None or scale is None:
+        blocks.append("Not run yet at any scale.")
+    else:
+        blocks += _how(part, scale, evidence)
+    blocks.append(markdown_table(claim_table(part, scale or MISSING, judged)))
+    if evidence is not None and (figures := evidence.head.get("figures")):
+        blocks += [_picture(part, str(path)) for path in figures]
+        if any(path.endswith(_TESTED) for path in figures):
+            blocks.append(_FAMILY)
+    if evidence is not None and evidence.runs:
+        blocks.append(markdown_table(_measured(part, evidence)))
+        if steps := _ladders(part, evidence):
+            blocks.append(markdown_table(steps))
+    if evidence is not None and (computed := _computed(evidence)):
+        blocks.append(markdown_table(computed))
+    if notes := _notes(judged):
+        blocks.append("\n".join(f"{n}. {escape_markdown(text)}" for text, n in notes.items()))
+    return "\n\n".join(blocks)
+
+
+def runs_missing(part: Part, scale: str, evidence: PartEvidence | None) -> str:
+    """A sentence where runs of the part have no result."""
+    planned = len(part.runs_at(scale))
+    there = planned if evidence is None else sum(run.record.ended for run in evidence.runs)
+    return f"Not whole: {there} of {planned} runs have a result." if there < planned else ""
+
+
+def _picture(part: Part, path: str) -> str:
+    words = path.rpartition("/")[2].rpartition(".")[0].replace("_", " ")
+    return f"![{part.name} {part.part}: {words}]({path})"
+
+
+def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
+    """Date, device, time, versions and commands; the runs, where some are missing; what settings and D are."""
+    head = evidence.head
+    commands = "\n".join(map(str, head.get("commands") or []))
+    versions = head.get("versions")
+    words = ", ".join(f"{name} {v}" for name, v in versions.items()) if isinstance(versions, Mapping) else ""
+    words += "".join(f", commit {revision[:7]}" for revision in str(head.get("git") or "").split(", ") if revision)
+    seconds = head.get("seconds")
+    took = "" if seconds is None else f", {_time(seconds)}{', summed over runs' if evidence.runs else ''}"
+    device = f", on {head['device']}" if head.get("device") else ""
+    blocks = [f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.", f"```\n{commands}\n```"]
+    if missing := runs_missing(part, scale, evidence):
+        blocks.append(f"**{missing}**")
+    settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]
+    facts = [f"Settings: {escape_markdown('; '.join(settings))}."] if settings else []
+    if evidence.runs:
+        rise = f"{part.delta:g} nat{'' if part.delta == 1 else 's'}"
+        facts.append(f"A finite run counts as diverged where its loss ends {rise} above its lowest level.")
+    return blocks + [" ".join(facts)] * bool(facts)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
+
+
+def _measured(part: Part, evidence: PartEvidence) -> Table:
+    names = list(dict.fromkeys(name for word in (part.metric, *part.show) for name in _expanded(word, evidence)))
+    rows = []
+    for (setting, arm, lr), runs in _cells(evidence).items():
+        diverged = sum(run.record.diverged for run in runs)
+        columns = [[v for run in runs if (v := run.metric(name)) is not None] for name in names]
+        cells = [_mean(values) + (f" of {len(values)}" if 0 < len(values) < len(runs) else "") for values in columns]
+        used = runs[0].record.lr if lr is None else lr
+        rate = MISSING if used is None else f"{used:g}"
+        rows.append((f"{arm}@{setting}" if setting else arm, rate, str(len(runs)), str(diverged), *cells))
+    return Table("Measured", ("arm", "lr", "seeds", "diverged", *names), tuple(rows))
+
+
+def _expanded(word: str, evidence: PartEvidence) -> list[str]:
+    """`act/rms/*` as one name a layer."""
+    if not word.endswith("*"):
+        return [word]
+    finals = (run.record.summary.get("final") or {} for run in evidence.runs)
+    return sorted({name for final in finals for name in final if name.startswith(word[:-1] + "L")})
+
+
+def _computed(evidence: PartEvidence) -> Table | None:
+    """Means of what was computed for several seeds."""
+    lists = {name: values for name, values in evidence.values.items() if isinstance(values, list)}
+    rows = tuple((name, str(len(values)), _mean(values)) for name, values in sorted(lists.items()))
+    return Table("Computed", ("value", "seeds", "mean"), rows) if rows else None
+
+
+def _ladders(part: Part, evidence: PartEvidence) -> Table | None:
+    arms = dict.fromkeys((f"{run.arm}@{run.setting}" if run.setting else run.arm) for run in evidence.runs)
+    made = [(arm, ladder) for arm in arms if (ladder := ladder_of(part, evidence, arm)) is not None]
+    header = ("arm", "LR sensitivity", "lowest loss", "best lr", "usable", "edge", "largest stable lr")
+    rows = [_ladder_row(arm, ladder) for arm, ladder in made]
+    return Table("Learning rates", header, tuple(rows)) if rows else None
+
+
+def _ladder_row(arm: str, ladder: Ladder) -> tuple[str, ...]:
+    losses = [loss for loss in ladder.losses if loss is not None and math.isfinite(loss)]
+    sensitivity = MISSING
+    if ladder.sensitivity is not None:
+        s = ladder.sensitivity
+        sensitivity = shown(Finding("", s.value, s.low, s.high)) + (" (at chance)" if ladder.at_chance else "")
+    usable = ladder.usable
+    best = (
+        MISSING if ladder.best_lr is None else f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    )
+    return (
+        arm,
+        sensitivity,
+        _number(min(losses), 4) if losses else MISSING,
+        best,
+        " ".join(f"{lr:g}" for lr in usable.usable) if usable else MISSING,
+        MISSING if usable is None else "beyond the grid" if usable.edge is None else f"{usable.edge:g}",
+        MISSING if ladder.stable is None else str(ladder.stable),
+    )
+
+
+def _cells(evidence: PartEvidence) -> dict[tuple[str, str, float | None], list[KeptRun]]:
+    cells: dict[tuple[str, str, float | None], list[KeptRun]] = {}
+    for run in evidence.runs:
+        if run.record.ended:
+            cells.setdefault((run.setting, run.arm, run.lr), []).append(run)
+    return cells
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return MISSING
+    mean = t_interval(values)
+    return shown(Finding("", mean.value, mean.low, mean.high))
+
+
+def _verdict(finding: Finding) -> str:
+    return f"{finding.verdict}: {finding.detail}" if finding.detail else finding.verdict
+
+
+def _number(value: float, digits: int) -> str:
+    """Significant digits; whole numbers and those of four digits before the point are whole."""
+    if not math.isfinite(value):
+        return str(value).replace("inf", "∞")
+    if abs(value) < 1e6 and (value == round(value) or abs(value) >= 1000):
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _sentence(text: str) -> str:
+    return f"{escape_markdown(text[0].upper() + text[1:])}."

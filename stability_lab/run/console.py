@@ -1,0 +1,67 @@
+"""What reaches the terminal: all messages of one run, of a sweep only what concerns the whole of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stability_lab.text import printable
+
+_ALL = logging.getLogger("stability_lab")
+_SWEEP = "stability_lab.run.sweep"
+
+
+class _Printable(logging.Formatter):
+    """A run's name, and what its files say, may hold control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class _Filter(logging.Filter):
+    """`only_file` of a record keeps it from the terminal; `in_sweep` lets one of a job through."""
+
+    sweep = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "only_file", False):
+            return False
+        if not self.sweep or record.levelno >= logging.WARNING:
+            return True
+        return record.name == _SWEEP or getattr(record, "in_sweep", False)
+
+
+_filter = _Filter()
+
+
+def set_up() -> None:
+    """Messages for people go to standard output; details stay in a run's train.log."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(_Printable("%(message)s"))
+    handler.addFilter(_filter)
+    _ALL.handlers = [handler]
+    _ALL.setLevel(logging.DEBUG)
+    _ALL.propagate = False
+
+
+@contextmanager
+def sweep() -> Iterator[None]:
+    """Inside, jobs are quiet: their steps and last words stand in their own logs."""
+    before = _filter.sweep
+    _filter.sweep = True
+    try:
+        yield
+    finally:
+        _filter.sweep = before
+
+
+def set_up_worker() -> None:
+    """A process that works for a sweep says nothing of its own: the first one tells what became of its jobs."""
+    _ALL.handlers = [logging.NullHandler()]
+    _ALL.setLevel(logging.DEBUG)
+    _ALL.propagate = False
+    os.environ["TQDM_DISABLE"] = "1"

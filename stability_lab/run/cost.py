@@ -1,0 +1,220 @@
+"""What a run costs: FLOPs from its model, time and memory from a few real steps on this device.
+
+    FLOPs a token = 6 * (weights of matrix products, the head's among them, tied or not) + 12 * L * d * T
+
+forward and backward, in the convention of PaLM (arXiv:2204.02311, appendix B), which counts a causal model's whole
+attention matrix. Embedding look-ups, norms and elementwise work are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from stability_lab.build import (
+    build_model,
+    build_run,
+    build_stabilizers,
+    device_of,
+    document_mark,
+    fill_seams,
+    load_data,
+)
+from stability_lab.compose import Composed
+from stability_lab.config import TrainConfig
+from stability_lab.diagnostics.memory import peak_bytes, reset_peak
+from stability_lab.diagnostics.probe import probe_attention, validate
+from stability_lab.model.transformer import GPT, parameter_counts
+from stability_lab.seams import AttentionShape, Seams, Stabilizer
+from stability_lab.training.step import autocast
+
+BUDGET_S = 30.0  # three steps that would take longer are replaced by one micro-batch
+STEPS, MOST_STEPS, SHORT_S = 3, 20, 2.0  # timed steps: three, and more as long as they are that short together
+
+# Dense peaks in FLOP/s from NVIDIA's data sheets (their larger numbers are for sparse matrices; fp32 is without TF32).
+# The names are exact, so that a slice of a GPU or another model with a similar name gets no number.
+_A100 = {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12}
+_H100 = {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12}
+PEAKS: Mapping[str, Mapping[str, float]] = {
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), _A100),
+    **dict.fromkeys(("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), _A100),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), _H100),
+}
+
+
+class Timing(NamedTuple):
+    """Seconds on this device, and the peak memory of all that was timed."""
+
+    build_s: float
+    first_s: float  # the first step, with warm-up and compilation
+    step_s: float
+    eval_s: float  # one pass over the validation windows
+    probe_s: float
+    steps_timed: int
+    scaled_from: str | None  # None: whole steps of this very job were timed
+    memory_bytes: int | None
+
+
+def facts(job: Composed) -> dict[str, Any]:
+    """What follows from the configuration alone; the model is built on the meta device."""
+    config = job.config
+    data, stabilizers, device = load_data(config), build_stabilizers(config), device_of(config)
+
+    def built(chosen: list[Stabilizer]) -> GPT:
+        seams = fill_seams(chosen)
+        with torch.device("meta"):
+            return build_model(config, data.vocab_size, seams, document_mark(config, data))
+
+    model, trainer = built(stabilizers), config.trainer
+    counts, baseline = parameter_counts(model), parameter_counts(built([]))["total"]
+    samples = trainer.max_steps * trainer.micro_batch_size * trainer.grad_accum_steps
+    return {
+        "model": config.model.name,
+        "stabilizers": [s.name for s in stabilizers],
+        "seams": {seam: list(owners) for seam, owners in model.seams.owners.items()},
+        "attention": model.backend._asdict(),
+        "layer_factors": _layer_factors(config, model.seams),
+        "parameters": {
+            **counts,
+            "added_by": {s.name: parameter_counts(built([s]))["total"] - baseline for s in stabilizers},
+            "added_together": counts["total"] - baseline,
+        },
+        "flops_per_token": flops_per_token(model),
+        "tokens": samples * config.model.seq_len,
+        "steps": trainer.max_steps,
+        "train_tokens": None if data.stream else data.train_tokens,
+        "epochs": None if data.stream else samples / ((data.train_tokens - 1) // config.model.seq_len),
+        "recipe": config.recipe,
+        "notices": list(job.notices),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "precision": trainer.precision,
+    }
+
+
+def flops_per_token(model: GPT) -> int:
+    """Forward and backward, as this module's docstring says; rows that pad the vocabulary are multiplied too."""
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    if model.head is None:
+        weights += model.embed.weight.numel()
+    config = model.config
+    return 6 * weights + 12 * config.n_layers * config.d_model * config.seq_len
+
+
+def _layer_factors(config: TrainConfig, seams: Seams) -> dict[str, list[float]]:
+    """Each layer's initial factor, of the seams that hold one."""
+    m = config.model
+    kv_heads, head_dim = m.n_kv_heads or m.n_heads, m.d_model // m.n_heads
+    shapes = [AttentionShape(i, m.n_layers, m.n_heads, kv_heads, head_dim) for i in range(m.n_layers)]
+    factors: dict[str, list[float]] = {}
+    for name, modules in (
+        ("attn_scale", [seams.attn_scale(shape) for shape in shapes]),
+        ("norm_scale", [seams.norm_scale(i) for i in range(m.n_layers)]),
+    ):
+        values = [getattr(module, "factor", None) for module in modules]
+        if all(value is not None for value in values):
+            factors[name] = [value.item() for value in values if value is not None]
+    if seams.score_restore is not None:
+        factors["score_restore"] = [seams.score_restore(shape) for shape in shapes]
+    return factors
+
+
+def speed_key(config: TrainConfig) -> str:
+    """The same for two jobs whose steps take the same time and memory: no seed, rate or stabilizer's number in it."""
+    model, trainer = dataclasses.asdict(config.model), dataclasses.asdict(config.trainer)
+    for name in ("name", "init", "rope_theta"):
+        del model[name]
+    for name in ("max_steps", "grad_clip", "eval_every", "log_every"):
+        del trainer[name]
+    for name in ("save_weights", "checkpoint_every", "keep_checkpoints"):
+        del trainer[name]
+    options = {s.name: _structure(s) for s in build_stabilizers(config)}
+    probe = config.diagnostics.probe_sequences
+    return json.dumps([model, trainer, options, probe, config.data, config.tokenizer], sort_keys=True, default=str)
+
+
+def _structure(stabilizer: Any) -> dict[str, Any]:
+    """Its options without their numbers: a mode or a switch changes what is computed, a cap's value does not."""
+    return {k: "number" if isinstance(v, float) else v for k, v in dataclasses.asdict(stabilizer).items()}
+
+
+def scaled(known: Timing, known_flops: float, flops: float) -> Timing:
+    factor = flops / known_flops
+    seconds = {name: getattr(known, name) * factor for name in ("first_s", "step_s", "eval_s", "probe_s")}
+    return known._replace(**seconds, steps_timed=0, scaled_from="another job, by FLOPs", memory_bytes=None)
+
+
+def measure(config: TrainConfig) -> Timing:
+    """Build the run as `train` does, and time its parts. The weights that come out are thrown away."""
+    device, trainer = device_of(config), config.trainer
+    reset_peak(device)
+
+    def timed(action: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    started = time.perf_counter()
+    run = build_run(config)
+    build_s = time.perf_counter() - started
+    micro, accumulated = trainer.micro_batch_size, trainer.grad_accum_steps
+
+    read = 0  # samples so far: a stream gives each of them once
+
+    def steps(accumulate: int) -> Callable[[], None]:
+        def step() -> None:
+            nonlocal read
+            batch = torch.from_numpy(run.sampler.batch(read, micro * accumulate))
+            read += micro * accumulate
+            run.step.grad_accum_steps = accumulate
+            run.step(batch.to(device), run.schedule.lr(1)).tolist()
+
+        return step
+
+    warm_s = timed(steps(1))
+    # A step so slow is not slowed much by being the first, and a second one would double the wait.
+    one_s = warm_s if warm_s > BUDGET_S and trainer.compile == "off" else timed(steps(1))
+    scaled = STEPS * accumulated * one_s > BUDGET_S
+    if scaled:
+        times = [one_s * accumulated]
+    else:
+        times = []
+        while len(times) < STEPS or (len(times) < MOST_STEPS and sum(times) < SHORT_S):
+            times.append(timed(steps(accumulated)))
+    step_s = statistics.median(times)
+    windows = run.eval_windows[: 1 if scaled else micro]
+
+    def evaluate() -> None:
+        with autocast(device, trainer.precision):
+            validate(run.model, windows, micro, run.eval_bytes)
+
+    def probe() -> None:
+        with autocast(device, trainer.precision):
+            probe_attention(run.model, run.probe_windows)
+
+    first_s = step_s + max(0.0, warm_s - one_s)
+    if trainer.compile != "off":
+        first_s += timed(evaluate) + timed(probe)
+    eval_s = timed(evaluate) * len(run.eval_windows) / len(windows)
+    probe_s = timed(probe)
+    if not scaled:  # the heap of a longer run is a little larger; a second round shows most of that
+        timed(steps(accumulated))
+        timed(evaluate)
+    how = "one micro-batch" if scaled and accumulated > 1 else None
+    return Timing(build_s, first_s, step_s, eval_s, probe_s, len(times), how, peak_bytes(device))
+
+
+def mfu(device: str, precision: str, flops_per_s: float) -> float | None:
+    """Share of the device's dense peak; None where that is not known."""
+    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        return None  # TF32 has another peak
+    peak = PEAKS.get(device, {}).get(precision)
+    return None if peak is None else flops_per_s / peak

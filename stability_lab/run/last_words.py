@@ -1,0 +1,70 @@
+"""What a run says at its end, in words for a person and in numbers for its mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stability_lab.judge.series import LAST
+from stability_lab.tracking.tracker import Tracker
+
+
+def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) -> str:
+    final, initial = summary["final"], summary["initial"]
+    lines = {
+        "status": f"{summary['status']} (exit code {summary['exit_code']})",
+        "verdict": f"{summary['verdict']}: {summary['reason']}",
+        "train": _loss(final, "train")
+        + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
+        "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
+        **_optimum(summary),
+        "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
+        "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
+        "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
+        "files": str(path),
+        "W&B": tracker.hint if tracker is not None else "not started",
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Only where the source of the data is known."""
+    optimum, loss = summary.get("optimal_loss"), summary["final"].get("val/loss")
+    if optimum is None:
+        return {}
+    distance = "not measured" if loss is None else f"{loss - optimum:.4f} above it"
+    return {"best possible": f"loss {optimum:.4f} on these validation tokens; this run is {distance}"}
+
+
+def _spikes(scores: Mapping[str, Any]) -> str:
+    """By OLMo-core's rule, or the robust one where the run is too short for that."""
+    for name in ("olmo_core", "robust"):
+        score = scores.get(name)
+        if score is not None and score["score"] is not None:
+            return (
+                f"{score['n_spikes']} in {score['n_scored']} scored steps "
+                f"({name}: score {score['score']:.2f}%, one spike is {score['resolution']:.2f}%)"
+            )
+    return f"not scored: {scores['robust']['reason']}" if scores else "not scored"
+
+
+def _loss(values: Mapping[str, Any], split: str) -> str:
+    loss, ppl = values.get(f"{split}/loss"), values.get(f"{split}/ppl")
+    return f"loss {_number(loss, '.4f')}  perplexity {_number(ppl, '.2f')}"
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "not measured" if value is None else format(value, spec)
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots, for a mirror; what is None is left out."""
+    values = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            values[prefix + key] = value
+    return values

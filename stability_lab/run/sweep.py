@@ -1,0 +1,269 @@
+"""What the jobs of a sweep tell each other and the person who waits: a journal on disk, one line a job, the table.
+
+Jobs may run in any number of processes (Hydra's launchers joblib and submitit), so nothing is kept in memory alone:
+each job appends a line to `jobs.jsonl` when it starts and one when it ends. The process that was started by hand reads
+them for the table and for `sweep.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stability_lab.compare.tables import Table, text_table
+from stability_lab.disk.files import replace_file
+from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated
+from stability_lab.tracking.manifest import redact
+
+JOBS, RESULT = "jobs.jsonl", "sweep.json"
+NOT_RUN = "not run"
+_LOOK_EVERY_S = 0.3
+_log = logging.getLogger("stability_lab.run.sweep")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """One start of a sweep, from process `pid`. It is sent to others, so that it holds nothing but values.
+
+    `fail_fast`: no further job starts after one that failed. `parallel`: jobs may run in other processes.
+    """
+
+    folder: Path
+    launch: str
+    pid: int
+    total: int
+    swept: tuple[str, ...]  # keys
+    fail_fast: bool
+    parallel: bool
+
+    def started(self, job: int, workers: int) -> None:
+        process = {"pid": os.getpid(), "host": socket.gethostname(), "workers": workers}
+        self._append({"job": job, "event": "started", **process})
+
+    def ended(self, job: int, outcome: Mapping[str, Any]) -> None:
+        self._append({"job": job, "event": "ended", **outcome})
+
+    def stop(self, reason: str) -> None:
+        """No further job starts."""
+        self._append({"event": "stop", "reason": reason})
+
+    def records(self) -> list[dict[str, Any]]:
+        """Of this start of the sweep; half a line, as a full disk leaves it, does not count."""
+        found = []
+        with suppress(OSError):
+            for line in (self.folder / JOBS).read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError):
+                    record = json.loads(line)
+                    if isinstance(record, dict) and record.get("launch") == self.launch:
+                        found.append(record)
+        return found
+
+    def results(self) -> dict[int, dict[str, Any]]:
+        return {record["job"]: record for record in self.records() if record.get("event") == "ended"}
+
+    def running(self) -> dict[int, int]:
+        """Job -> process, of those on this machine that have started and not ended."""
+        here = [record for record in self.records() if record.get("host") == socket.gethostname()]
+        started = {record["job"]: record["pid"] for record in here if record.get("event") == "started"}
+        ended = self.results()
+        return {job: pid for job, pid in started.items() if job not in ended}
+
+    def stopped(self) -> str | None:
+        """Why no further job may start."""
+        for record in self.records():
+            if record.get("event") == "stop":
+                return f"the sweep was stopped by {record['reason']}"
+            if record.get("status") == "interrupted":
+                return f"job {record['job']} was interrupted"
+            if self.fail_fast and record.get("status") == "failed":
+                return f"job {record['job']} failed, and sweep.fail_fast=true"
+        return None
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps({"launch": self.launch, "time": _now(), **record}, default=str)
+        try:
+            # One write, so that lines of several processes do not mix; the first newline ends a line that was cut off.
+            with (self.folder / JOBS).open("ab") as file:
+                file.write(b"\n" * (file.tell() > 0) + line.encode())
+        except OSError as error:
+            _log.error("%s cannot be written: %s", self.folder / JOBS, error.strerror)
+
+
+def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: bool, parallel: bool) -> Journal:
+    return Journal(folder, secrets.token_hex(4), os.getpid(), total, swept, fail_fast, parallel)
+
+
+@contextmanager
+def told(journal: Journal) -> Iterator[None]:
+    """Meanwhile each job that ends is told in one line, whichever process it ran in."""
+    over = threading.Event()
+
+    def watch() -> None:
+        known: set[int] = set()
+        while True:
+            last = over.wait(_LOOK_EVERY_S)
+            for n in journal.results():
+                if n not in known:
+                    known.add(n)
+                    _log.info("%s", _line(journal, n, len(known)))
+            if last:
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _line(journal: Journal, job: int, done: int) -> str:
+    """What became of a job, how many are left, and how long they will take."""
+    records = journal.records()
+    results = {record["job"]: record for record in records if record.get("event") == "ended"}
+    workers = max((record.get("workers", 1) for record in records), default=1)
+    left, record = journal.total - done, results[job]
+    trained = [r["seconds"] for r in results.values() if not r.get("skipped")]
+    words = [record["status"], *([record["verdict"]] if record.get("verdict") else [])]
+    if record.get("val_loss") is not None:
+        words.append(f"val/loss {record['val_loss']:.4f}")
+    if record["status"] == "failed" and record.get("reason"):
+        words.append(str(record["reason"]))
+    words.append("already there" if record.get("skipped") else _duration(record["seconds"]))
+    eta = ""
+    if left and trained:
+        eta = f", about {_duration(sum(trained) / len(trained) * left / min(workers, left))}"
+    return f"[{done} of {journal.total}] {_name(record)}: {', '.join(words)}; {left} to go{eta}"
+
+
+def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[str]], strict: bool, code: int) -> int:
+    """Print the table, write sweep.json, and return the exit code: 1 for a failed job, 3 for a diverged one if
+    `strict`, else `code`, that of an interruption."""
+    results, running, stopped = journal.results(), journal.running(), journal.stopped() is not None
+    jobs: list[dict[str, Any]] = [
+        {"job": n, "overrides": _swept(words, journal.swept), **_result(results.get(n), n in running, stopped)}
+        for n, words in enumerate(overrides, start=1)
+    ]
+    counts = Counter(job["status"] for job in jobs)
+    signals = [record["reason"] for record in journal.records() if record.get("event") == "stop"]
+    interrupted = [job["exit_code"] for job in jobs if job["status"] == "interrupted"]
+    if signals:  # of a job in another process the end is always by SIGTERM
+        code = EXIT_CODES[signals[0]]
+    elif interrupted:
+        code = max(interrupted)
+    if not code and counts["failed"] + counts[NOT_RUN]:
+        code = 1
+    if not code and strict and counts["diverged"]:
+        code = 3
+    _log.info("%s", text_table(_table(jobs, counts)))
+    for job in jobs:
+        if job["status"] == "failed":
+            where = f" (traceback in {job['path']}/train.log)" if job.get("path") else ""
+            _log.info("job %d failed: %s%s", job["job"], job.get("reason") or "no reason is known", where)
+    content = {
+        "command": redact(list(argv)),
+        "finished": _now(),
+        "exit_code": code,
+        "counts": dict(counts),
+        "jobs": jobs,
+    }
+    target = journal.folder / RESULT
+    try:
+        replace_file(target, json.dumps(content, indent=2, default=str) + "\n")
+    except OSError as error:
+        _log.error("%s could not be written: %s", target, error.strerror)
+        code = code or 1
+    return code
+
+
+def _swept(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [line.lstrip("+") for line in overrides if line.lstrip("+~").partition("=")[0] in keys]
+
+
+def _result(record: Mapping[str, Any] | None, was_started: bool, stopped: bool) -> dict[str, Any]:
+    if record is not None:
+        return {key: value for key, value in record.items() if key not in ("launch", "time", "event", "job")}
+    if not was_started:
+        return {"status": NOT_RUN, "exit_code": None}
+    if stopped:
+        return {"status": "interrupted", "exit_code": EXIT_CODES[CTRL_C], "reason": "stopped at once"}
+    return {"status": "failed", "exit_code": 1, "reason": "its process ended without a word, as when memory runs out"}
+
+
+def _table(jobs: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> Table:
+    rows = []
+    for job in jobs:
+        loss = "-" if job.get("val_loss") is None else f"{job['val_loss']:.4f}"
+        taken = "already there" if job.get("skipped") else _duration(job["seconds"]) if "seconds" in job else "-"
+        rows.append((str(job["job"]), job["status"], job.get("verdict") or "-", loss, taken, _name(job)))
+    title = f"{len(jobs)} {'run' if len(jobs) == 1 else 'runs'}: " + ", ".join(f"{n} {s}" for s, n in counts.items())
+    return Table(title, ("job", "status", "verdict", "val/loss", "time", "run"), tuple(rows))
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    return Path(str(record["path"])).name if record.get("path") else " ".join(record.get("overrides", ())) or "-"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@contextmanager
+def stoppable(journal: Journal) -> Iterator[None]:
+    """Ctrl-C and SIGTERM of a whole sweep: no further job starts, and those that run write a checkpoint.
+
+    A job in this process looks after itself while it runs. Jobs in other processes do not hear the terminal (see
+    `deaf`): they are sent SIGTERM, and once more for each further signal, which ends them at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: FrameType | None) -> None:
+        reason = SIGTERM if number == signal.SIGTERM else CTRL_C
+        journal.stop(reason)
+        if not journal.parallel:
+            raise Terminated if reason == SIGTERM else KeyboardInterrupt
+        for pid in journal.running().values():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+        with suppress(OSError):
+            os.write(1, f"\n{reason}: the running jobs finish their step and a checkpoint; again stops them\n".encode())
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def deaf() -> None:
+    """Of a process that works for a sweep: Ctrl-C reaches the whole terminal, and the first process passes it on."""
+    Interruption.told = True
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

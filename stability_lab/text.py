@@ -1,0 +1,26 @@
+"""Words for people: what may reach a terminal, and what somebody may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def printable(text: str) -> str:
+    """Without control characters: what stands in somebody's files must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
+    known = sorted(known)
+    folded = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {folded[close[0]]}?"
+    return f"known are {', '.join(known)}" if known else "there is none to set"
+
+
+def shown(text: object) -> str:
+    """`text` for a terminal: control characters and others without a picture become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))

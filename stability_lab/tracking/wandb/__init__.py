@@ -1,0 +1,1 @@
+"""The mirror in Weights & Biases."""

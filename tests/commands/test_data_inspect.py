@@ -1,0 +1,102 @@
+"""`data inspect` on files and on a run; bad input is one sentence."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stability_lab import cli
+from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.tokens.formats import CHUNK
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert cli.run(["data", "inspect", *words, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_raw_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = b"to be or not to be, " * 50 + b"\n" * 40
+    np.frombuffer(text, np.uint8).astype(np.uint16).tofile(tmp_path / "x.bin")
+    block = inspect(capsys, str(tmp_path / "x.bin"), "--tokenizer", "bytes")
+    counts = np.bincount(np.frombuffer(text, np.uint8))
+    p = counts[counts > 0] / len(text)
+    assert block["unigram_entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
+    assert (block["format"], block["dtype"], block["tokens"]) == ("raw", "uint16", len(text))
+    assert block["frequent"][0] == {"id": 32, "count": 300, "text": " "}
+    assert block["sample"].startswith("to be or not")
+    assert block["repeats"]["longest"] == [{"start": 1000, "period": 1, "repeats": 40}]
+    assert cli.run(["data", "inspect", str(tmp_path / "x.bin")]) == 0
+    shown = capsys.readouterr().out
+    assert "uint16" in shown
+    assert "1 tokens x 40 at 1,000" in shown
+
+
+def test_wider_ids_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.arange(1000, dtype=np.uint32).tofile(tmp_path / "x.bin")
+    block = inspect(capsys, str(tmp_path / "x.bin"))
+    assert (block["dtype"], block["largest_id"]) == ("uint32", 999)
+    assert block["unigram_entropy"] == pytest.approx(math.log(1000))
+
+
+@pytest.mark.slow
+def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_overrides, tiny_run) -> None:
+    words = [*tiny_overrides, f"output_dir={tmp_path}", "run_name=one"]
+    assert cli.run(["train", *words]) == 0
+    capsys.readouterr()
+    folder = str(tmp_path / "runs" / "one")
+    run = tiny_run()
+    block = inspect(capsys, folder)
+    assert block["tokens"] == run.data.train_tokens
+    assert block["unigram_entropy"] == pytest.approx(run.data.unigram_entropy, abs=1e-12)
+    assert inspect(capsys, folder, "--split", "val")["tokens"] == run.data.val_tokens
+    step = inspect(capsys, folder, "--step", "3")
+    batch = run.sampler.batch(8, 4)
+    assert step["batch"] == batch_fingerprint(batch)
+    assert [s["text"] for s in step["sequences"]] == [run.data.tokenizer.decode(row[:60]) for row in batch]
+    assert cli.run(["data", "inspect", folder, "--step", "6"]) == 2
+    assert "the run has the steps 1 to 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.bin"], "cannot be read"),
+        (["."], "neither a run's folder"),
+        (["x.bin", "--dtype", "uint64"], "is it of another --dtype"),
+        (["x.bin", "--tokenizer", "bytes"], "id 257 at offset 257 is not in the tokenizer's vocabulary of 257"),
+        (["x.bin", "--tokenizer", "latin"], "must be bytes, gpt2 or a tokenizer.json"),
+        (["x.bin", "--step", "1"], "only runs have steps"),
+        (["x.bin", "--sample", "0"], "must be 1 or more"),
+    ],
+)
+def test_bad_input(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.arange(1000, dtype=np.uint16).tofile("x.bin")
+    assert cli.run(["data", "inspect", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_offset_is_that_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = np.zeros(CHUNK + 100, dtype=np.uint16)
+    ids[CHUNK + 7 :] = 300
+    ids.tofile(tmp_path / "x.bin")
+    assert cli.run(["data", "inspect", str(tmp_path / "x.bin"), "--tokenizer", "bytes"]) == 2
+    assert f"id 300 at offset {CHUNK + 7:,} is not in" in capsys.readouterr().err
+
+
+def test_the_data_command_says_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (([], "arguments are required: command"), (["inpsect"], "did you mean inspect?")):
+        assert cli.run(["data", *words]) == 2
+        assert message in capsys.readouterr().err
