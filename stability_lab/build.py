@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from stability_lab.data.loader import Sampler, check_length, validation_starts, 
 from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.memory import physical_bytes
+from stability_lab.machine.cores import cores
 from stability_lab.model.documents import DocumentMark
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.init import initialise
@@ -201,7 +201,7 @@ class Run(NamedTuple):
 def share_threads(workers: int) -> None:
     """In this process, one of `workers` that train at once: CPU threads of a run that does not ask for a number."""
     global _default_threads
-    _default_threads = max(1, min(_default_threads, len(os.sched_getaffinity(0)) // workers))
+    _default_threads = max(1, min(_default_threads, cores() // workers))
 
 
 def build_run(config: TrainConfig) -> Run:

@@ -6,7 +6,9 @@ import functools
 import io
 import logging
 import os
+import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -124,3 +126,46 @@ def train_steps():
         return rows
 
     return train
+
+
+class Server:
+    """On a port of its own, it answers every request as it is told: with a status, by hanging up or not at all."""
+
+    def __init__(self, answer: int | str) -> None:
+        self.requests: list[str] = []
+        self._answer = answer
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            if self._answer == "silence":
+                continue
+            self.requests.append(connection.recv(4096).decode().splitlines()[0])
+            if self._answer != "close":
+                connection.sendall(f"HTTP/1.1 {self._answer} x\r\nContent-Length: 0\r\n\r\n".encode())
+            connection.close()
+
+    def __enter__(self) -> "Server":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+        for connection in self._open:
+            connection.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> type[Server]:
+    """`with server(answer) as one`: a host that gives this answer to all who ask at `one.url`."""
+    return Server

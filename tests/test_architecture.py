@@ -23,7 +23,7 @@ MOST_AT_THE_TOP = 9
 
 # From the bottom up: each part imports itself and what stands below it, never what stands beside or above it.
 LAYERS: tuple[set[str], ...] = (
-    {"text", "numerics", "seams", "judge", "disk"},
+    {"text", "numerics", "seams", "judge", "disk", "machine"},
     {"config"},
     {"model", "objective", "stabilizers", "data", "tracking", "compose"},
     {"diagnostics", "compare", "logs"},

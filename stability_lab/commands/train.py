@@ -20,6 +20,7 @@ from stability_lab.compose import (
     refuse_distributed,
 )
 from stability_lab.config import ConfigError, config_dir
+from stability_lab.machine.cores import cores
 from stability_lab.run import console
 from stability_lab.run.folder import sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
@@ -152,10 +153,10 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
 def _workers(hydra_config: Any, jobs: int) -> int:
     """In how many processes Hydra's launcher runs jobs at once, as far as its configuration says."""
     launcher = hydra_config.launcher
-    target, cores = str(launcher.get("_target_", "")), len(os.sched_getaffinity(0))
+    target = str(launcher.get("_target_", ""))
     if "joblib" in target:
         asked = int(launcher.get("n_jobs") or 1)
-        return min(jobs, asked if asked > 0 else max(1, cores + 1 + asked))
+        return min(jobs, asked if asked > 0 else max(1, cores() + 1 + asked))
     if "submitit" in target and "Local" in target:
         return jobs
     return 1

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import http.client
 import os
 import re
-import ssl
-import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from stability_lab.config import ConfigError
+from stability_lab.machine.reach import no_answer
 
 WAIT_S = 3.0
 ENDPOINT = "https://huggingface.co"
-PROXY_REFUSES = 407
 
 
 def use_hub() -> bool:
@@ -28,38 +23,10 @@ def use_hub() -> bool:
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
     if _is_set("HF_HUB_OFFLINE") or _is_set("HF_DATASETS_OFFLINE"):
         return False
-    if reachable(os.environ.get("HF_ENDPOINT", ENDPOINT)):
+    if no_answer(os.environ.get("HF_ENDPOINT", ENDPOINT), WAIT_S) is None:
         return True
     _set_offline()
     return False
-
-
-def reachable(url: str) -> bool:
-    """Whether the host answers an HTTP request, through the proxy where there is one, within `WAIT_S`.
-
-    A connection alone says little: proxies take one and then refuse, hang up or stay silent.
-    """
-    answered: list[bool] = []
-
-    def ask() -> None:
-        try:
-            opener = urllib.request.build_opener()  # reads the proxies of now
-            opener.open(urllib.request.Request(url, method="HEAD"), timeout=WAIT_S).close()
-            answered.append(True)
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code < 500 and error.code != PROXY_REFUSES:
-                answered.append(True)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            # The hub's libraries have certificates of their own; whether these do is theirs to say.
-            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-                answered.append(True)
-
-    # In a thread, because no timeout holds for the look-up of a name, nor for the answer as a whole.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    return bool(answered)
 
 
 def hub_error(key: str, error: BaseException | None, online: bool, instead: str) -> ConfigError:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.data.sources.corpus import Documents
+from stability_lab.disk.files import replace_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -161,7 +161,7 @@ class Bpe:
         backend = _load(saved, self.vocab_size - 1)
         if backend is None:
             backend = self._train(documents)
-            _write(saved, backend.to_str())
+            replace_file(saved, backend.to_str())
         learned = hashlib.sha256(backend.to_str().encode()).hexdigest()
         return BytePairs(f"{self.id}-{learned[:16]}", self.vocab_size - 1, backend)
 
@@ -289,13 +289,3 @@ def fit_without_text(options: TokenizerOptions, saved: Path | None = None) -> To
             "(gpt2, bytes, json or hub)"
         )
     return options.fit([], saved or Path())
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that other processes see whole or not at all."""
-    temporary = path.with_name(f"building-{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

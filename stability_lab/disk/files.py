@@ -7,11 +7,16 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Replace `path`, text as UTF-8: a reader, or who comes after a full disk, sees the old content or the new one,
-    never a part. OSError where that cannot be written."""
+    """Replace `path`, text as UTF-8. OSError where that cannot be written.
+
+    A reader finds the old content or the new one and never a part, also after a full disk or a power cut.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

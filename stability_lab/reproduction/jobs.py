@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from stability_lab import __version__
 from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import ConfigError, from_plain
+from stability_lab.machine.cores import cores
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.datafile import damage
 from stability_lab.reproduction.evidence import KeptRun, torn
@@ -246,8 +246,7 @@ def _workers(scale: str, most: int | None) -> int:
     """On a GPU runs follow each other; on a CPU each core has one, with one thread."""
     if scale != "cpu" or not plugin_installed("hydra_joblib_launcher"):
         return 1
-    cores = len(os.sched_getaffinity(0))
-    return cores if most is None else min(most, cores)
+    return cores() if most is None else min(most, cores())
 
 
 def _has_cuda() -> bool:

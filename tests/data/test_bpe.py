@@ -147,10 +147,10 @@ def test_damaged_file_is_made_again(saved: Path, bpe: BytePairs, tmp_path: Path,
 
 
 def test_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(self: Path, target: Path) -> None:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         Bpe(259).fit(documents(TEXT), tmp_path / "saved.json")
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,96 +14,6 @@ import httpx
 import pytest
 
 from stability_lab.data import network
-
-
-@pytest.fixture
-def silent_host() -> Any:
-    """A port that takes no connection: its queue of one is full."""
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    server.listen(0)
-    fillers = []
-    for _ in range(4):
-        filler = socket.socket()
-        filler.setblocking(False)
-        filler.connect_ex(server.getsockname())
-        fillers.append(filler)
-    yield f"http://127.0.0.1:{server.getsockname()[1]}"
-    for one in (*fillers, server):
-        one.close()
-
-
-class Server:
-    """On a port of its own, it answers every request as it is told: with a status, by hanging up or not at all."""
-
-    def __init__(self, answer: int | str) -> None:
-        self.requests: list[str] = []
-        self._answer = answer
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            self._open.append(connection)
-            if self._answer == "silence":
-                continue
-            self.requests.append(connection.recv(4096).decode().splitlines()[0])
-            if self._answer != "close":
-                connection.sendall(f"HTTP/1.1 {self._answer} x\r\nContent-Length: 0\r\n\r\n".encode())
-            connection.close()
-
-    def __enter__(self) -> "Server":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join()
-        for connection in self._open:
-            connection.close()
-
-
-@pytest.fixture
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("no_proxies")
-def test_a_host_that_does_not_answer(silent_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "WAIT_S", 0.2)
-    assert not network.reachable(silent_host)
-    assert not network.reachable("http://no-such-host.invalid")
-    assert not network.reachable("no address at all")
-
-
-@pytest.mark.usefixtures("no_proxies")
-@pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize(
-    ("answer", "expected"), [(200, True), (403, True), (407, False), (503, False), ("close", False), ("silence", False)]
-)
-def test_only_an_answer_counts(scheme: str, answer: int | str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the host itself, and of a proxy on the way to it."""
-    if answer == "silence":
-        monkeypatch.setattr(network, "WAIT_S", 0.3)
-    with Server(answer) as server:
-        if scheme == "http":
-            assert network.reachable(server.url) == expected
-        monkeypatch.setenv(f"{scheme}_proxy", server.url)
-        through_proxy = network.reachable(f"{scheme}://no-such-host.invalid")
-    if scheme == "http":
-        assert through_proxy == expected
-        assert answer == "silence" or server.requests[-1] == "HEAD http://no-such-host.invalid HTTP/1.1"
-    else:  # 200 opens the tunnel, in which nothing answers here
-        assert not through_proxy
-        assert answer == "silence" or server.requests[-1].startswith("CONNECT no-such-host.invalid:443 ")
 
 
 def test_tokens_of_access_are_blotted_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +70,7 @@ def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
 @pytest.mark.parametrize("network_is", ["unknown", "switched off", 503, "close", "silence"])
 def test_without_a_network_there_is_one_sentence_at_once(
-    network_is: int | str, words: list[str], tmp_path: Path
+    network_is: int | str, words: list[str], tmp_path: Path, server: Callable[[int | str], Any]
 ) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     environment |= {"HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"}
@@ -171,7 +80,7 @@ def test_without_a_network_there_is_one_sentence_at_once(
         elif network_is == "switched off":
             environment["HF_HUB_OFFLINE"] = "1"
         else:
-            environment["https_proxy"] = stack.enter_context(Server(network_is)).url
+            environment["https_proxy"] = stack.enter_context(server(network_is)).url
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "stability_lab", "train", *words, f"output_dir={tmp_path / 'out'}"],

@@ -155,19 +155,6 @@ def entropy(counts: npt.NDArray[np.integer]) -> float:
     return float(-(frequencies * np.log(frequencies)).sum())
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that other processes, and later ones after a crash, see whole or not at all."""
-    temporary = path.with_name(f"building-{uuid.uuid4().hex}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _hash(key: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 

@@ -7,7 +7,6 @@ made durable, and an interrupted call continues there. Memory holds a few chunks
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -18,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,17 +29,19 @@ from stability_lab.data.repeats import repetitive
 from stability_lab.data.sources.corpus import Documents, TextSource
 from stability_lab.data.sources.text_files import Document
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
-from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype, write_whole
+from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
 from stability_lab.data.tokens.prepared import (
     FORMAT,
-    LOCK,
     PROGRESS,
     SIDECAR,
     SPLITS,
     VOCABULARY,
     is_prepared,
+    is_unfinished,
     read_sidecar,
 )
+from stability_lab.disk.files import replace_file
+from stability_lab.disk.lock import Held, Lock, acquire
 
 SHARD_TOKENS = 10**8
 CHUNK_BYTES, CHUNK_DOCUMENTS = 2**20, 1024
@@ -109,20 +109,21 @@ def prepare(
         if meta["key"] != key:
             raise ConfigError(f"{folder} holds other tokens ({_difference(meta['key'], key)}); give another --out")
         return meta
-    if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
+    if folder.is_dir() and not is_unfinished(folder) and any(folder.iterdir()):
         raise ConfigError(f"{folder} is no unfinished preparation and not empty; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # it, or what it is to lie in, is a file, or may not be written
         raise ConfigError(f"{folder} cannot be made ({error.strerror}); give another --out") from error
-    with _locked(folder):
-        state = _resume(folder, key)
-        try:
-            return _tokenise(source, tokenizer, folder, state, workers, ngram_filter, shard_tokens)
-        except BaseException:
-            if not (folder / PROGRESS).exists():  # nothing to go on from
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+    lock = _locked(folder)
+    try:
+        return _tokenise(source, tokenizer, folder, _resume(folder, key), workers, ngram_filter, shard_tokens)
+    except BaseException:
+        if not (folder / PROGRESS).exists():  # nothing to go on from
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
 
 
 def _tokenise(
@@ -164,15 +165,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The kernel frees the lock of a process that died."""
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{folder} is being prepared by another process; wait for it") from error
-        yield
+def _locked(folder: Path) -> Lock:
+    try:
+        return acquire(folder)
+    except Held as error:
+        raise ConfigError(f"{folder} is being prepared by {error}; wait for it") from error
 
 
 def _resume(folder: Path, key: dict[str, Any]) -> _State:
@@ -328,7 +325,7 @@ class _Writer:
         counts, old = f"counts-{len(self.state.splits['train'].shards):05d}.npy", self.state.counts
         np.save(self.folder / counts, self.counts)
         self.state.counts = counts
-        write_whole(self.folder / PROGRESS, json.dumps(self.state.as_dict()))
+        replace_file(self.folder / PROGRESS, json.dumps(self.state.as_dict()))
         if old is not None:
             (self.folder / old).unlink(missing_ok=True)
 
@@ -383,10 +380,10 @@ class _Writer:
             },
             **{split: vars(state.splits[split]) for split in SPLITS},
         }
-        write_whole(self.folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
+        replace_file(self.folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
         (self.folder / PROGRESS).unlink()
         # Of earlier calls too: one that was killed leaves what it was writing.
-        for pattern in ("*.part", "counts-*.npy", "building-*", LOCK):
+        for pattern in ("*.part", "counts-*.npy", ".*.tmp"):
             for left in self.folder.glob(pattern):
                 left.unlink()
         return meta

@@ -21,12 +21,13 @@ from stability_lab.data.tokens.formats import Region
 from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.data.tokens.scan import scan
 from stability_lab.data.tokens.shards import as_tokens
+from stability_lab.disk.lock import LOCK
 
 FORMAT = "stability_lab-tokens-1"
 SIDECAR = "meta.json"
 VOCABULARY = "vocabulary.json"
-PROGRESS, LOCK = "progress.json", ".lock"
-"""In a folder whose preparation is under way or was interrupted."""
+PROGRESS = "progress.json"
+"""In a folder whose preparation was interrupted after its first shard."""
 SPLITS = ("train", "val")
 
 
@@ -38,9 +39,14 @@ def is_prepared(folder: Path) -> bool:
         return False
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether `data prepare` is at work there, or was interrupted."""
+    return not is_prepared(folder) and ((folder / PROGRESS).is_file() or (folder / LOCK).is_file())
+
+
 def refuse_unfinished(folder: Path) -> None:
     """ConfigError for a folder in which `data prepare` has not come to its end: its shards are not all there are."""
-    if not is_prepared(folder) and ((folder / PROGRESS).is_file() or (folder / LOCK).is_file()):
+    if is_unfinished(folder):
         raise ConfigError(
             f"{folder} is unfinished: run the same data prepare with --out {folder} again, which goes on where it was"
         )

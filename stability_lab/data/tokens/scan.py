@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.data.tokens.formats import Region
-from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype, write_whole
+from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
+from stability_lab.disk.files import replace_file
 
 SLOW = 2 * 10**8
 """From so many ids on the pass takes seconds, and is announced."""
@@ -51,7 +52,7 @@ def scan(regions: Sequence[Region], vocab_size: int, advice: str | None = None) 
     known = _load(cached)
     if known is None:
         known = _scan(regions, vocab_size, advice)
-        write_whole(cached, json.dumps(asdict(known)))
+        replace_file(cached, json.dumps(asdict(known)))
     return known
 
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import ssl
-import threading
-import urllib.error
-import urllib.request
+from stability_lab.machine.reach import no_answer
 
 
 class BadKey(Exception):
     """A key is configured that wandb refuses to use."""
-
-
-class Unreachable(Exception):
-    """The server gave no answer."""
 
 
 def problem(timeout_s: float = 5.0) -> str | None:
@@ -25,12 +18,10 @@ def problem(timeout_s: float = 5.0) -> str | None:
     try:
         if not has_key():
             return "no W&B key is configured (wandb login, or WANDB_API_KEY)"
-        reach(wandb.setup().settings.base_url, timeout_s)
     except BadKey as error:
         return f"the W&B key cannot be used ({error})"
-    except Unreachable as error:
-        return f"the W&B server cannot be reached ({error})"
-    return None
+    why = no_answer(wandb.setup().settings.base_url, timeout_s)
+    return None if why is None else f"the W&B server cannot be reached ({why})"
 
 
 def has_key() -> bool:
@@ -45,32 +36,6 @@ def has_key() -> bool:
         return bool(wandb.login(prompt=False, verify=False))
     except Exception as error:
         raise BadKey(first_line(error)) from error
-
-
-def reach(url: str, timeout_s: float) -> None:
-    """Raise `Unreachable` unless the server gives an answer of any kind within `timeout_s`."""
-    outcome: list[str] = []
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s).close()
-        except urllib.error.HTTPError as answer:
-            answer.close()
-        except Exception as error:
-            reason = getattr(error, "reason", error)
-            # A certificate that Python does not know is for wandb, which has its own settings, to judge.
-            if not isinstance(reason, ssl.SSLError):
-                outcome.append(f"{url}: {reason}")
-                return
-        outcome.append("")
-
-    # Looking up a name has no timeout of its own, hence the thread.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    trouble = outcome[0] if outcome else f"{url}: no answer within {timeout_s:g} s"
-    if trouble:
-        raise Unreachable(trouble)
 
 
 def first_line(error: BaseException) -> str:

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stability_lab.machine.reach import no_answer
 from stability_lab.tracking.manifest import redact
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
 from stability_lab.tracking.wandb.end_files import FOLDER, stage
-from stability_lab.tracking.wandb.login import BadKey, Unreachable, first_line, has_key, reach
+from stability_lab.tracking.wandb.login import BadKey, first_line, has_key
 
 _log = logging.getLogger("stability_lab")
 
@@ -137,12 +138,12 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
         if mode != "offline" and _found_key(warn=mode == "online"):
             try:
                 # A run that waits for a dead server would also hold up the end of the process.
-                reach(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
-                timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
-                run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
-                return _WandbRun(run, files.parent, offline=False)
-            except Unreachable as error:
-                _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", error)
+                why = no_answer(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
+                if why is None:
+                    timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
+                    run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
+                    return _WandbRun(run, files.parent, offline=False)
+                _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", why)
             except Exception as error:
                 _log.warning("W&B did not take the run (%s); it is recorded offline", first_line(error))
                 if run_info.resume_id is None:

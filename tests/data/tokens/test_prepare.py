@@ -126,7 +126,7 @@ def test_an_interrupted_call_goes_on(
         with pytest.raises(ConfigError, match="parts is unfinished: run the same data prepare"):
             TokenFiles(path=str(tmp_path / "parts")).load(ByteTokenizer())
         assert cli.run(["data", "inspect", str(tmp_path / "parts")]) == 2
-    for left in ("building-0a1b", "counts-00000.npy", "val-00099.part"):  # of a call that was killed while it wrote
+    for left in (".meta.json.7.tmp", "counts-00000.npy", "val-00099.part"):  # of a call that was killed while it wrote
         (tmp_path / "parts" / left).touch()
     prepare(source, tokenizer, tmp_path / "parts", **options)
     assert hashes(tmp_path / "parts") == hashes(tmp_path / "whole")
@@ -278,7 +278,7 @@ def test_two_at_once(source: TextFiles, tmp_path: Path) -> None:
         def iterate(self, skip: int = 0) -> Iterator[tuple[str, bytes]]:
             with pytest.raises(ConfigError, match="out is unfinished"):  # before its first shard is complete
                 TokenFiles(path=str(tmp_path / "out")).load(ByteTokenizer())
-            with pytest.raises(ConfigError, match="being prepared by another process"):
+            with pytest.raises(ConfigError, match=rf"out is being prepared by process {os.getpid()} on .*; wait"):
                 prepare(source, ByteTokenizer(), tmp_path / "out")
             return super().iterate(skip)
 

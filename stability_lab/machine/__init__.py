@@ -1,0 +1,1 @@
+"""What the lab asks of the machine that it runs on."""
