@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stability_lab.compare.run_record import OPEN_GROUPS, RunRecord
-from stability_lab.config import ConfigError
+from stability_lab.compare.run_record import OPEN_GROUPS, RunRecord, hashable
+from stability_lab.config import ConfigError, tells_arms_apart
 from stability_lab.text import did_you_mean
 
 STABILIZER = "stabilizer"
@@ -76,8 +76,10 @@ def group(runs: Sequence[RunRecord], by: Sequence[str] = (), baseline: str | Non
     groups = {STABILIZER: stabilizer_labels(runs)}
     groups |= {name: option_labels([run.options_of(name) for run in runs]) for name in OPEN_GROUPS}
     facts = [{**{name: labels[i] for name, labels in groups.items()}, **run.settings} for i, run in enumerate(runs)]
-    varying = [key for key in dict.fromkeys(key for fact in facts for key in fact) if len(_values(facts, key)) > 1]
-    keys = tuple(_known(key, facts) for key in by) or _default_by(varying)
+    asked = tuple(_known(key, facts) for key in by)
+    apart = (key for key in dict.fromkeys(key for fact in facts for key in fact) if tells_arms_apart(key))
+    varying = [key for key in apart if len(_values(facts, key)) > 1]
+    keys = asked or _default_by(varying)
     arms = [_label(keys, fact) for fact in facts]
     confounded = {}
     setting = []
@@ -143,11 +145,7 @@ def option_labels(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
 def _options(chosen: Any) -> dict[str, Any]:
     if not isinstance(chosen, Mapping):
         return {}
-    return {key: _hashable(value) for key, value in chosen.items() if key != "_target_"}
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(map(str, value)) if isinstance(value, list) else str(value) if isinstance(value, dict) else value
+    return {key: hashable(value) for key, value in chosen.items() if key != "_target_"}
 
 
 def _values(facts: Iterable[Mapping[str, Any]], key: str) -> set[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +14,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from stability_lab.config import ConfigError
-from stability_lab.text import shown
+from stability_lab.config import ConfigError, in_fingerprint
+from stability_lab.text import flatten, shown
 
-SEEDS = ("seed", "init_seed", "data_seed")
 OPEN_GROUPS = ("data", "tokenizer")
-# Keys by which no two runs differ: they change neither a weight nor a metric, or the manifest says what came of them
-# (the device and the threads that a run really had, and which fields a recipe set).
-_IGNORED = frozenset(
-    (
-        *("tracking", "output_dir", "group", "run_name", "if_exists", "resume", "sweep", "hydra", "recipe"),
-        *("trainer.log_every", "trainer.save_weights", "trainer.checkpoint_every", "trainer.keep_checkpoints"),
-        *("trainer.device", "trainer.threads", "trainer.deterministic"),
-        *SEEDS,
-    )
-)
 _ENDED = ("completed", "diverged")
 _OWN_FILES = frozenset(("config.yaml", "manifest.json", "metrics.jsonl", "summary.json"))
 
@@ -97,9 +86,9 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All keys that this run computed from, flat, without seeds, paths, logging and what `options_of` has."""
-        flat = _flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
-        return {key: value for key, value in flat.items() if not _ignored(key)}
+        """All keys that this run computed from, flat, without what `options_of` has; values can be hashed."""
+        flat = flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
+        return {key: hashable(value) for key, value in flat.items() if in_fingerprint(key)}
 
     def metric(self, name: str) -> float | None:
         """A final value by the name of its column, or a number in the summary by its path (`clip_fraction`)."""
@@ -234,17 +223,5 @@ def _get(nested: Any, *path: str) -> Any:
     return nested
 
 
-def _ignored(key: str) -> bool:
-    parts = key.split(".")
-    return any(".".join(parts[: n + 1]) in _IGNORED for n in range(len(parts)))
-
-
-def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name] = tuple(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
-    return flat
+def hashable(value: Any) -> Any:
+    return tuple(map(str, value)) if isinstance(value, list) else str(value) if isinstance(value, dict) else value

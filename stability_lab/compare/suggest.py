@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from stability_lab.compare.comparison import Comparison
-from stability_lab.compare.grouping import LR
+from stability_lab.compare.grouping import LR, STABILIZER
 from stability_lab.compare.ladders import next_learning_rates
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.statistics import MOST_SEEDS
+from stability_lab.config import in_suggestion
 
 MOST_NEW_SEEDS = 5
-_OWN = ("stabilizer", LR, "seed", "init_seed", "data_seed", "group", "run_name", "if_exists", "resume", "output_dir")
 
 
 def suggest(comparison: Comparison) -> list[str]:
@@ -89,7 +89,7 @@ def _further(run: RunRecord) -> tuple[str, ...]:
     chosen: dict[str, str] = {}
     for override in map(str, run.manifest["overrides"]):
         key, equals, value = override.lstrip("+").partition("=")
-        if key not in _OWN and not key.startswith("hydra"):
+        if key not in (STABILIZER, LR) and in_suggestion(key):
             chosen.pop(key, None)
             chosen[key] = f"{key}{equals}{value}"
     return tuple(sorted(chosen.values()))

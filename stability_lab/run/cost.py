@@ -28,11 +28,12 @@ from stability_lab.build import (
     load_data,
 )
 from stability_lab.compose import Composed
-from stability_lab.config import TrainConfig
+from stability_lab.config import TrainConfig, in_speed_key
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.diagnostics.probe import probe_attention, validate
 from stability_lab.model.transformer import GPT, parameter_counts
 from stability_lab.seams import AttentionShape, Seams, Stabilizer
+from stability_lab.text import flatten
 from stability_lab.training.step import autocast
 
 BUDGET_S = 30.0  # three steps that would take longer are replaced by one micro-batch
@@ -126,22 +127,15 @@ def _layer_factors(config: TrainConfig, seams: Seams) -> dict[str, list[float]]:
 
 
 def speed_key(config: TrainConfig) -> str:
-    """The same for two jobs whose steps take the same time and memory: no seed, rate or stabilizer's number in it."""
-    model, trainer = dataclasses.asdict(config.model), dataclasses.asdict(config.trainer)
-    for name in ("name", "init", "rope_theta"):
-        del model[name]
-    for name in ("max_steps", "grad_clip", "eval_every", "log_every"):
-        del trainer[name]
-    for name in ("save_weights", "checkpoint_every", "keep_checkpoints"):
-        del trainer[name]
-    options = {s.name: _structure(s) for s in build_stabilizers(config)}
-    probe = config.diagnostics.probe_sequences
-    return json.dumps([model, trainer, options, probe, config.data, config.tokenizer], sort_keys=True, default=str)
+    """The same for two jobs whose steps take the same time and memory.
 
-
-def _structure(stabilizer: Any) -> dict[str, Any]:
-    """Its options without their numbers: a mode or a switch changes what is computed, a cap's value does not."""
-    return {k: "number" if isinstance(v, float) else v for k, v in dataclasses.asdict(stabilizer).items()}
+    Of a float it knows whether it is 0: that may switch something off, while a rate, a cap or a width of the initial
+    weights changes no amount of work.
+    """
+    built = dataclasses.replace(config, stabilizer={s.name: s for s in build_stabilizers(config)})
+    values = {key: value for key, value in flatten(dataclasses.asdict(built)).items() if in_speed_key(key)}
+    work = {key: bool(value) if isinstance(value, float) else value for key, value in values.items()}
+    return json.dumps(work, sort_keys=True)
 
 
 def scaled(known: Timing, known_flops: float, flops: float) -> Timing:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, in_run_name
 from stability_lab.disk.lock import LOCK, Held, Lock, acquire
 
 CONFIG, MANIFEST, SUMMARY = "config.yaml", "manifest.json", "summary.json"  # of a run
 LONGEST = 96
 SINGLE_RUNS = "runs"
 _FIRST = {"optimizer.lr": 0, "seed": 1}
-_ELSEWHERE = ("stabilizer", "output_dir", "group", "run_name", "if_exists", "resume", "hydra", "tracking")
 
 
 def slug(text: str) -> str:
@@ -31,16 +30,17 @@ def run_name(stabilizers: Iterable[str], overrides: Iterable[tuple[str, str]], f
     parts = ["-".join(sorted(stabilizers)) or "none"]
     for key, value in sorted(overrides, key=lambda pair: (_FIRST.get(pair[0], len(_FIRST)), pair[0])):
         head, _, rest = key.partition(".")
-        if head == "stabilizer" and rest:
-            parts.append(slug(f"{rest}{value}"))
-        elif key.split("/")[0].split(".")[0] not in _ELSEWHERE:
+        if head == "stabilizer":
+            parts += [slug(f"{rest}{value}")] if rest else []
+        elif in_run_name(key):
             parts.append(slug(f"{key.split('.')[-1]}{value}"))
     return _with_hash(parts, fingerprint[:8])
 
 
 def sweep_name(keys: Iterable[str], overrides: Iterable[str]) -> str:
-    """`sweep_stabilizer_lr_0a1b2c3d`: what is swept, and a hash of the whole command, whatever its order."""
-    digest = hashlib.sha256("\0".join(sorted(overrides)).encode()).hexdigest()
+    """`sweep_stabilizer_lr_0a1b2c3d`: what is swept, and a hash of all that its runs compute, whatever the order."""
+    told = sorted(line for line in overrides if in_run_name(line.lstrip("+~").partition("=")[0]))
+    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()
     ordered = sorted(keys, key=lambda key: (key != "stabilizer", key))
     return _with_hash(["sweep", *(slug(key.split(".")[-1]) for key in ordered)], digest[:8])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab.judge.series import LAST
+from stability_lab.text import flatten
 from stability_lab.tracking.tracker import Tracker
 
 
@@ -59,12 +60,6 @@ def _number(value: float | None, spec: str) -> str:
     return "not measured" if value is None else format(value, spec)
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots, for a mirror; what is None is left out."""
-    values = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            values |= flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            values[prefix + key] = value
-    return values
+def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys joined by dots, for a mirror; what is None or empty is left out."""
+    return {key: value for key, value in flatten(nested).items() if value not in (None, {})}

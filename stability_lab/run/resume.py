@@ -14,8 +14,9 @@ import yaml
 from stability_lab import __version__
 from stability_lab.build import Run, load_data
 from stability_lab.compose import Composed
-from stability_lab.config import ConfigError, TrainConfig, from_plain
+from stability_lab.config import ConfigError, TrainConfig, from_plain, may_change_on_resume
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
+from stability_lab.text import flatten
 from stability_lab.tracking.manifest import redact, versions
 from stability_lab.tracking.run_files import EVENTS, METRICS, RunFiles
 from stability_lab.tracking.tracker import valid_id
@@ -24,11 +25,6 @@ from stability_lab.training.loop import Loop
 from stability_lab.training.schedule import Schedule
 
 MAX_STEPS = "trainer.max_steps"
-# Paths, names, logging and the machine; what they lead to (the data's fingerprint, the versions) is compared itself.
-_MAY_CHANGE = {
-    *("output_dir", "group", "run_name", "if_exists", "resume", "recipe", "tracking", "data.path", MAX_STEPS),
-    *("trainer.log_every", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.threads", "trainer.device"),
-}
 _NONE = "nothing"
 
 
@@ -98,7 +94,7 @@ def prepare(path: Path, composed: Composed) -> Start:
     changed = {key: (saved.get(key, _NONE), now.get(key, _NONE)) for key in sorted(saved.keys() | now.keys())}
     changed = {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
     for key, (before, after) in changed.items():
-        if not _may_change(key):
+        if not may_change_on_resume(key):
             raise ConfigError(
                 f"{key}={_shown(after)}: the run in {path} has {_shown(before)}, and a run that goes on keeps it; "
                 "leave it out, or start another run"
@@ -162,6 +158,8 @@ def machine(run: Run) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "compile": run.config.trainer.compile,
+        "deterministic": run.config.trainer.deterministic,
         "attention": run.model.backend.name,
     }
 
@@ -205,10 +203,6 @@ def _other_length(before: Any, config: TrainConfig, step: int) -> str:
     )
 
 
-def _may_change(key: str) -> bool:
-    return key in _MAY_CHANGE or key.partition(".")[0] in _MAY_CHANGE
-
-
 def _shown(value: Any) -> str:
     """As one would write it on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -217,14 +211,4 @@ def _shown(value: Any) -> str:
 def _keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """All keys with their values, and the stabilizers' names in front of their options."""
     names = plain.get("stabilizer")
-    return _flat(plain) | {"stabilizer": f"[{','.join(sorted(names))}]" if isinstance(names, dict) else names}
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+    return flatten(plain) | {"stabilizer": f"[{','.join(sorted(names))}]" if isinstance(names, dict) else names}

@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import stability_lab
+from stability_lab.config import in_fingerprint
+from stability_lab.text import flatten
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "wandb")
 _GIT_TIMEOUT_S = 2.0
-
-# Keys that change neither a weight nor a metric.
-_NOT_COMPUTED = frozenset(
-    {"tracking", "output_dir", "run_name", "group", "if_exists", "resume", "sweep", "hydra", "recipe"}
-)
-_ONLY_WRITTEN = frozenset({"log_every", "checkpoint_every", "keep_checkpoints"})
 
 _HIDDEN = "[redacted]"
 _SECRET_ENV = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -89,12 +85,9 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def fingerprint(config: Mapping[str, Any], version: str) -> str:
     """12 hex digits that two runs share when package version and all that they compute are the same.
 
-    `config` is the resolved config as plain values; tracking, paths, names, sweeps and logging do not count.
+    `config` is the resolved config as plain values; of its keys those count that `in_fingerprint` names.
     """
-    computed = {key: value for key, value in config.items() if key not in _NOT_COMPUTED}
-    trainer = computed.get("trainer")
-    if isinstance(trainer, Mapping):
-        computed["trainer"] = {key: value for key, value in trainer.items() if key not in _ONLY_WRITTEN}
+    computed = {key: value for key, value in flatten(config).items() if in_fingerprint(key)}
     canonical = json.dumps({"config": computed, "version": version}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

@@ -136,6 +136,9 @@ def test_paths_logging_and_devices_are_no_difference(make_run, tmp_path: Path) -
     make_run("a", seed=0, config={"trainer": {"threads": 1, "log_every": 10, "max_steps": 5}, "run_name": "a"})
     make_run("b", seed=1, config={"trainer": {"threads": 2, "log_every": 1, "max_steps": 5}, "group": "x"})
     assert len(grouped(tmp_path).cells) == 1
+    assert grouped(tmp_path, "trainer.threads").arms == ("threads=1", "threads=2")
+    with pytest.raises(ConfigError, match="no run has this key"):
+        grouped(tmp_path, "trainer.log_every")
 
 
 def test_short_names_stay_clear() -> None:

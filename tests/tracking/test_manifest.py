@@ -105,7 +105,7 @@ CONFIG = {
 
 
 def test_fingerprint_by_hand():
-    text = '{"config":{"optimizer":{"lr":0.001},"seed":1,"trainer":{"max_steps":10}},"version":"0.1.0"}'
+    text = '{"config":{"optimizer.lr":0.001,"seed":1,"trainer.max_steps":10},"version":"0.1.0"}'
     assert fingerprint(CONFIG, "0.1.0") == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 def config_dir() -> Path:
     """The folder `configs`, in a wheel inside the package, in a checkout or editable install beside it."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "train.yaml").is_file():
             return folder
@@ -38,7 +38,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
+# What a key decides. What follows from it for a run's fingerprint, name and so on is in `roles.py`.
+#   result   a weight or a metric           seed     the same, by chance alone
+#   machine  how it is computed, so that last bits may differ
+#   place    where things lie, what they are called       writing  what is written down, and when
+Role = Literal["result", "seed", "machine", "place", "writing"]
+
+
 def _key(
+    role: Role = "result",
     *,
     ge: float | None = None,
     gt: float | None = None,
@@ -46,14 +54,14 @@ def _key(
     le: float | None = None,
     one_of: tuple[str, ...] = (),
 ) -> Any:
-    """A field without a default (the YAML holds it) and with bounds that `check_bounds` reads."""
+    """A field without a default (the YAML holds it), with its role and with bounds that `check_bounds` reads."""
     bounds = {"ge": ge, "gt": gt, "lt": lt, "le": le, "one_of": one_of}
-    return field(metadata={name: bound for name, bound in bounds.items() if bound not in (None, ())})
+    return field(metadata={"role": role} | {name: bound for name, bound in bounds.items() if bound not in (None, ())})
 
 
 @dataclass
 class ModelConfig:
-    name: str
+    name: str = _key()  # of the shape, for people
     d_model: int = _key(ge=1)
     n_layers: int = _key(ge=1)
     n_heads: int = _key(ge=1)
@@ -114,16 +122,17 @@ class TrainerConfig:
     grad_accum_steps: int = _key(ge=1)
     grad_clip: float | None = _key(gt=0)  # null: off; the norm is measured all the same
     precision: str = _key(one_of=("fp32", "bf16", "fp16"))
-    compile: str = _key(one_of=("off", "block", "full"))
-    device: str = _key(one_of=("auto", "cpu", "cuda"))
-    threads: int | None = _key(ge=1, le=1024)  # CPU threads; null: as many as torch takes
-    deterministic: bool = _key()
+    compile: str = _key("machine", one_of=("off", "block", "full"))
+    device: str = _key("machine", one_of=("auto", "cpu", "cuda"))
+    threads: int | None = _key("machine", ge=1, le=1024)  # CPU threads; null: as many as torch takes
+    deterministic: bool = _key("machine")
     eval_every: int | None = _key(ge=1)  # null: only before and after the run
     eval_sequences: int = _key(ge=1)
-    log_every: int = _key(ge=1)
-    save_weights: bool = _key()  # false: no checkpoints, so nothing to go on from
-    checkpoint_every: int | Literal["auto"] | None = _key(ge=1)  # steps; auto: about once a minute; null: at the end
-    keep_checkpoints: int = _key(ge=1)  # whole ones, the newest among them
+    log_every: int = _key("writing", ge=1)
+    save_weights: bool = _key("writing")  # false: no checkpoints, so nothing to go on from
+    # steps; auto: about once a minute; null: at the end
+    checkpoint_every: int | Literal["auto"] | None = _key("writing", ge=1)
+    keep_checkpoints: int = _key("writing", ge=1)  # whole ones, the newest among them
 
 
 @dataclass
@@ -140,8 +149,8 @@ class StabilityConfig:
 
 @dataclass
 class SweepConfig:
-    strict: bool = _key()  # a diverged run is an error too: exit code 3
-    fail_fast: bool = _key()  # no further job starts after one that failed
+    strict: bool = _key("writing")  # a diverged run is an error too: exit code 3
+    fail_fast: bool = _key("writing")  # no further job starts after one that failed
 
 
 @dataclass
@@ -153,15 +162,15 @@ class DebugConfig:
 class TrainConfig:
     """Everything that one run is made of; `build.py` turns it into objects."""
 
-    seed: int = _key(ge=0, le=2**62)
-    init_seed: int | None = _key(ge=0, le=2**62)  # null: seed
-    data_seed: int | None = _key(ge=0, le=2**62)  # null: seed
-    output_dir: str = _key()
-    group: str | None = _key()  # folder below output_dir; null: "runs", or the sweep's name
-    run_name: str | None = _key()  # null: made from what varies
+    seed: int = _key("seed", ge=0, le=2**62)
+    init_seed: int | None = _key("seed", ge=0, le=2**62)  # null: seed
+    data_seed: int | None = _key("seed", ge=0, le=2**62)  # null: seed
+    output_dir: str = _key("place")
+    group: str | None = _key("place")  # folder below output_dir; null: "runs", or the sweep's name
+    run_name: str | None = _key("place")  # null: made from what varies
     # null: new; in a sweep skip, which goes on with what is unfinished
-    if_exists: str | None = _key(one_of=("new", "skip", "resume", "error", "overwrite"))
-    resume: str | None = _key()  # a run's folder: go on there, with its own configuration
+    if_exists: str | None = _key("place", one_of=("new", "skip", "resume", "error", "overwrite"))
+    resume: str | None = _key("place")  # a run's folder: go on there, with its own configuration
     model: ModelConfig = _key()
     stabilizer: dict[str, Any] = _key()
     data: dict[str, Any] = _key()
@@ -171,11 +180,12 @@ class TrainConfig:
     schedule: ScheduleConfig = _key()
     trainer: TrainerConfig = _key()
     diagnostics: DiagnosticsConfig = _key()
-    tracking: dict[str, Any] = _key()
+    tracking: dict[str, Any] = _key("writing")
     stability: StabilityConfig = _key()
     sweep: SweepConfig = _key()
     debug: DebugConfig = _key()
-    recipe: dict[str, Any] | None = None  # name, source and what the published model has and the recipe has not
+    # name, source and what the published model has and the recipe has not
+    recipe: dict[str, Any] | None = field(default=None, metadata={"role": "writing"})
 
 
 OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")

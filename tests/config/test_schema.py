@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import stability_lab.config as config_module
 from stability_lab.compose import compose_jobs, read_command_line
-from stability_lab.config import ConfigError, check_bounds, config_dir, convert, from_plain
+from stability_lab.config import ConfigError, check_bounds, config_dir, convert, from_plain, schema
 from stability_lab.text import did_you_mean
 
 
@@ -170,6 +169,6 @@ def test_heads_of_odd_size_are_fine_without_rope(plain: dict[str, Any]) -> None:
 
 def test_a_broken_installation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config_dir() / "train.yaml").is_file()
-    monkeypatch.setattr(config_module, "__file__", str(tmp_path / "stability_lab" / "config.py"))
+    monkeypatch.setattr(schema, "__file__", str(tmp_path / "stability_lab" / "config" / "schema.py"))
     with pytest.raises(ConfigError, match="reinstall"):
         config_dir()

@@ -1,0 +1,53 @@
+"""The configuration: its schema with bounds and roles, and what follows from a role."""
+
+from stability_lab.config.roles import (
+    ROLES,
+    in_fingerprint,
+    in_run_name,
+    in_speed_key,
+    in_suggestion,
+    may_change_on_resume,
+    role_of,
+    tells_arms_apart,
+)
+from stability_lab.config.schema import (
+    OPEN_SETS,
+    ConfigError,
+    InitConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Parser,
+    SamplingConfig,
+    ScheduleConfig,
+    TrainConfig,
+    check_bounds,
+    config_dir,
+    convert,
+    from_plain,
+    typed_fields,
+)
+
+__all__ = [
+    "OPEN_SETS",
+    "ROLES",
+    "ConfigError",
+    "InitConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Parser",
+    "SamplingConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "check_bounds",
+    "config_dir",
+    "convert",
+    "from_plain",
+    "in_fingerprint",
+    "in_run_name",
+    "in_speed_key",
+    "in_suggestion",
+    "may_change_on_resume",
+    "role_of",
+    "tells_arms_apart",
+    "typed_fields",
+]
