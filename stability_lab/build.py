@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from stability_lab.config import ConfigError, TrainConfig, convert, typed_fields
+from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.data.load import load
 from stability_lab.data.loader import Sampler, check_length, validation_starts, validation_windows
 from stability_lab.data.stream import build_sampler
@@ -20,49 +18,16 @@ from stability_lab.model.documents import DocumentMark
 from stability_lab.model.flex import causal_mask
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
+from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
-from stability_lab.text import did_you_mean
 from stability_lab.training.inject import parse
 from stability_lab.training.optimizers import build_adamw
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 
-PACKAGE = "stability_lab."
 _STATE_BYTES = 16  # of a parameter: fp32 weight, gradient and two moments
 _LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
 _default_threads = torch.get_num_threads()
-
-
-def instantiate(node: Mapping[str, Any], key: str) -> Any:
-    """The object of a `_target_` node; ConfigError naming `key` for a foreign target, a wrong field or value.
-
-    Only classes of this package are imported: a config file that came with somebody's run cannot run code.
-    """
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"{key}={node}: must be a group of options, such as {key}.option=value")
-    target = node.get("_target_")
-    if not isinstance(target, str) or not target.startswith(PACKAGE):
-        raise ConfigError(f"{key}._target_={target}: must be a class of this package, {PACKAGE}*")
-    module_name, _, class_name = target.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError):
-        raise ConfigError(f"{key}._target_={target}: there is no such class") from None
-    if not dataclasses.is_dataclass(cls):
-        raise ConfigError(f"{key}._target_={target}: must be a dataclass of options")
-    types, values = typed_fields(cls), {}  # pyright: ignore[reportArgumentType]
-    for name, value in node.items():
-        if name == "_target_":
-            continue
-        if name not in types:
-            raise ConfigError(f"{key}.{name} is not an option of {key}: {did_you_mean(name, types)}")
-        values[name] = convert(f"{key}.{name}", value, types[name])
-    try:
-        return cls(**values)  # pyright: ignore[reportCallIssue]
-    except ConfigError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}.{error}") from error
 
 
 def build_stabilizers(config: TrainConfig) -> list[Stabilizer]:

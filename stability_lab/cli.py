@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from stability_lab import __version__
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, Parser
+from stability_lab.plugins.trust import allowing
 from stability_lab.run import console
 from stability_lab.text import did_you_mean, printable
 
@@ -25,12 +26,15 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
   python -m stability_lab data prepare [data=... tokenizer=...]      tokenise text once, with several processes
   python -m stability_lab data inspect FILE|RUN                      what is in a token file, or in a run's data
-  python -m stability_lab stabilizers                                what there is to choose from
+  python -m stability_lab stabilizers [NAME]                         what there is to choose from, or one of them
 
+Your own package: installed with entry points it is found; one that is not needs --allow PACKAGE (docs/own_package.md).
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
 # Each is a module of `commands` whose `main(arguments)` does it.
 COMMANDS = ("train", "plan", "evaluate", "compare", "reproduce", "runs", "score", "data", "sync", "stabilizers")
+# These build what a configuration names, so they take `--allow PACKAGE`.
+_BUILDERS = ("train", "plan", "evaluate", "data", "stabilizers")
 # Of a path that cannot be looked at.
 _NO_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 # Of a file or a standard output that takes no more.
@@ -84,4 +88,15 @@ def _run(argv: Sequence[str]) -> int:
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
-    return importlib.import_module(f"stability_lab.commands.{command}").main(arguments)
+    module = importlib.import_module(f"stability_lab.commands.{command}")
+    packages, rest = _packages(arguments) if command in _BUILDERS else ([], arguments)
+    with allowing(packages):
+        return module.main(rest)
+
+
+def _packages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What `--allow` names, wherever it stands and however often, and all other arguments."""
+    parser = Parser(prog="stability_lab", add_help=False, allow_abbrev=False)
+    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE")
+    known, rest = parser.parse_known_args(list(arguments))
+    return known.allow, rest

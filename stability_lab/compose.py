@@ -17,20 +17,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Sweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from stability_lab.config import ConfigError, TrainConfig, config_dir, from_plain
+from stability_lab.config import ConfigError, Parser, TrainConfig, config_dir, from_plain
+from stability_lab.plugins.search_path import register
+from stability_lab.plugins.trust import config_folders
 from stability_lab.text import did_you_mean
 
+ROOT = "train"  # configs/train.yaml
 STABILIZER = "stabilizer"
 MOST_JOBS = 10_000
 # Hydra would make these folders and leave them empty.
 _HYDRAS_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
+_SILENT = {"version": 1, "root": None, "disable_existing_loggers": False}  # Hydra's logging `none`
+# There is one root file, and every job is checked.
+_REFUSED = ("--config-path", "--config-name", "--experimental-rerun")
 _SHOWS_SOMETHING = ("help", "hydra_help", "cfg", "info", "shell_completion", "version")
 
 
@@ -43,7 +48,6 @@ class CommandLine(NamedTuple):
     swept: list[str]  # keys that take several values
     multirun: bool
     only_shows: bool  # --help, --cfg job and the like: nothing runs
-    config_name: str
 
 
 class Composed(NamedTuple):
@@ -70,9 +74,7 @@ def refuse_distributed() -> None:
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
     """Split flags from overrides, wherever they stand, and normalise the overrides; ConfigError for bad ones."""
-    parser = get_args_parser()
-    parser.error = _refuse  # pyright: ignore[reportAttributeAccessIssue]
-    args = parser.parse_intermixed_args(list(argv))
+    args = _parser().parse_intermixed_args(list(argv))
     args.overrides = [_quoted_path(text) for text in args.overrides]
     argv = [_quoted_path(text) for text in argv]
     rest, flags = list(args.overrides), []
@@ -81,18 +83,20 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
             rest.pop(0)
         else:
             flags.append(token)
-    if args.config_path is not None or args.experimental_rerun is not None:
-        raise ConfigError("--config-path and --experimental-rerun are not supported: add a folder with --config-dir")
+    for flag in _REFUSED:
+        if getattr(args, flag.lstrip("-").replace("-", "_")) is not None:
+            raise ConfigError(f"{flag}: is not supported; add a folder of configs with --config-dir")
     if args.resolve and args.cfg is None:
         raise ConfigError("--resolve: goes with --cfg job, which it makes print resolved values")
-    folders = [config_dir()]
+    register()
+    folders = [config_dir(), *config_folders().values()]
     search_path = []
     if args.config_dir is not None:
         folder = Path(args.config_dir).resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {args.config_dir}: there is no such folder")
         folders.append(folder)
-        search_path = [f"hydra.searchpath=[file://{folder}]"]
+        search_path = [f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
     parsed = _parse(args.overrides)
     only_shows = any(getattr(args, name, None) for name in _SHOWS_SOMETHING)
     if not args.multirun:
@@ -114,22 +118,35 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
     for job in jobs:
         _check_recipe(job, folders)
+    _check_unique({line for job in jobs for line in job}, folders)
     _check_tuned_stabilizers(jobs, groups[STABILIZER], folders)
-    return CommandLine(flags, normal, jobs, swept, args.multirun, only_shows, args.config_name or "train")
+    return CommandLine(flags, normal, jobs, swept, args.multirun, only_shows)
 
 
 def compose_jobs(command: CommandLine) -> list[Composed]:
     """Compose and check every job; ConfigError for the first that is wrong."""
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return [compose_job(command.config_name, job) for job in command.jobs]
+        return [compose_job(job) for job in command.jobs]
 
 
-def compose_job(config_name: str, overrides: list[str]) -> Composed:
+def compose_job(overrides: list[str]) -> Composed:
     try:
-        cfg = compose(config_name, overrides=overrides)
+        cfg = compose(ROOT, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_sentence(error)) from error
+    _check_hydra(cfg["hydra"])
+    with open_dict(cfg):
+        del cfg["hydra"]
     return checked(cfg)
+
+
+def _check_hydra(hydra: DictConfig) -> None:
+    """Hydra imports what these keys of its own section name, and a file of a --config-dir may set them."""
+    if hydra.callbacks:
+        raise ConfigError(f"hydra.callbacks.{next(iter(hydra.callbacks))}: Hydra's callbacks are not supported")
+    for key in ("job_logging", "hydra_logging"):
+        if hydra[key] != _SILENT:
+            raise ConfigError(f"hydra.{key}: Hydra's logging is not supported; leave it at hydra/{key}=none")
 
 
 def checked(cfg: DictConfig) -> Composed:
@@ -170,8 +187,23 @@ def _quoted_path(text: str) -> str:
     return f"{key}{equals}'{escaped}'"
 
 
-def _refuse(message: str) -> None:
-    raise ConfigError(f"{message}; see python -m stability_lab train --help")
+def quoted(text: object) -> str:
+    """As a Hydra value, whatever is in it."""
+    return "'" + str(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _parser() -> Parser:
+    """Hydra's flags: here only to be told from overrides, wherever they stand."""
+    parser = Parser(prog="python -m stability_lab train", add_help=False, allow_abbrev=False)
+    for flags in ("-m --multirun", "-r --run", "-h --help", "--hydra-help", "--version", "--resolve"):
+        parser.add_argument(*flags.split(), action="store_true")
+    for flags in ("-p --package", "-cd --config-dir", "-cp --config-path", "-cn --config-name", "--experimental-rerun"):
+        parser.add_argument(*flags.split())
+    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("-i", "--info", nargs="?", const="all")
+    parser.add_argument("-sc", "--shell-completion", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    return parser
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -208,6 +240,8 @@ def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> lis
     for override in overrides:
         key = override.key_or_group
         line = override.input_line or ""
+        if key == "hydra.searchpath":
+            raise ConfigError(f"{line}: add a folder of configs with --config-dir")
         if key in _HYDRAS_FOLDERS:
             raise ConfigError(f"{line}: a run makes its own folder; choose with output_dir, group and run_name")
         if override.package is not None and (key == STABILIZER or key not in groups):
@@ -231,14 +265,14 @@ def _normalise(overrides: list[Override], groups: Mapping[str, set[str]]) -> lis
 
 def _stabilizer_lists(override: Override, options: set[str]) -> list[str]:
     """The alternatives of one `stabilizer=` override, each as comma-separated names."""
-    if isinstance(override._value, Glob):
-        return override._value.filter(sorted(options))
-    if isinstance(override._value, Sweep):
+    if isinstance(value := override.value(), Glob):
+        return value.filter(sorted(options))
+    if isinstance(value, Sweep):
         texts = list(override.sweep_iterator())
         if any(isinstance(t, Glob) for t in texts):
             texts = sorted(options)
     else:
-        texts = [override.value()]
+        texts = [value]
     alternatives = []
     for text in texts:
         if isinstance(text, str) and text.startswith("["):
@@ -258,8 +292,8 @@ def _expand(override: Override, groups: Mapping[str, set[str]]) -> list[str]:
         return [override.input_line or ""]
     prefix = (override.input_line or "").partition("=")[0]
     shown = (override.input_line or "").lstrip("+")
-    if isinstance(override._value, Glob):
-        names = override._value.filter(sorted(groups.get(override.key_or_group, ())))
+    if isinstance(value := override.value(), Glob):
+        names = value.filter(sorted(groups.get(override.key_or_group, ())))
         if not names:
             raise ConfigError(f"{shown}: matches no option of a group")
         return [f"{prefix}={name}" for name in names]
@@ -274,7 +308,7 @@ def _expand(override: Override, groups: Mapping[str, set[str]]) -> list[str]:
 def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]) -> None:
     for override in overrides:
         key = override.key_or_group
-        if key not in groups or key == STABILIZER or override.is_delete() or isinstance(override._value, Glob):
+        if key not in groups or key == STABILIZER or override.is_delete() or isinstance(override.value(), Glob):
             continue
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
         for value in values:
@@ -319,6 +353,16 @@ def _check_recipe(job: list[str], folders: list[Path]) -> None:
                     f"stabilizer={name} is reached twice, through recipe={recipe} and by name, with different values "
                     f"({pairs}): drop +stabilizer={name}, and set stabilizer.{name}.{differing[0]} if you want another"
                 )
+
+
+def _check_unique(lines: Iterable[str], folders: Sequence[Path]) -> None:
+    """An option that is chosen by name has one file: of two Hydra would take the first and say nothing."""
+    for line in sorted(lines):
+        group, _, names = line.lstrip("+~").partition("=")
+        for name in names.strip("[]").split(","):
+            files = [path for folder in folders if (path := folder / group / f"{name.strip()}.yaml").is_file()]
+            if len(files) > 1:
+                raise ConfigError(f"{group}={name}: there are two, {files[0]} and {files[1]}: rename one of them")
 
 
 def _check_tuned_stabilizers(jobs: list[list[str]], options: set[str], folders: list[Path]) -> None:

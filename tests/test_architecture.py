@@ -25,6 +25,7 @@ MOST_AT_THE_TOP = 9
 LAYERS: tuple[set[str], ...] = (
     {"text", "numerics", "seams", "judge", "disk", "machine"},
     {"config"},
+    {"plugins"},
     {"model", "objective", "stabilizers", "data", "tracking", "compose"},
     {"diagnostics", "compare", "logs"},
     {"training"},

@@ -18,6 +18,7 @@ from stability_lab import build
 from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
 from stability_lab.data import hf_tokenizer
+from stability_lab.plugins.instantiate import instantiate
 
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
@@ -120,7 +121,7 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
         module, _, class_name = node["_target_"].rpartition(".")
         cls = getattr(importlib.import_module(module), class_name)
         assert set(node) - {"_target_"} == set(typed_fields(cls)), option
-        built = build.instantiate(node, group)
+        built = instantiate(node, group)
         if group == "recipe" or option in PRESETS:
             continue  # its values are the published model's, or the dataset's
         # The value stands in the YAML; the class repeats it for those who use it without Hydra.

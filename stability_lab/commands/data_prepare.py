@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
         "on where it was, a finished one answers at once, and the bytes do not depend on the number of workers.",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="data=..., tokenizer=... as for train")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder of configs of your own, as for train")
     parser.add_argument("--out", type=Path, help="folder (default: in the cache, where training finds it)")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
     parser.add_argument("--shard-tokens", type=int, metavar="N", help="tokens of a shard (default 100,000,000)")
@@ -35,11 +36,12 @@ def main(argv: Sequence[str]) -> int:
     if args.shard_tokens is not None and args.shard_tokens < 1:
         raise ConfigError(f"--shard-tokens={args.shard_tokens}: must be 1 or more")
 
-    from stability_lab.build import instantiate
     from stability_lab.compose import compose_jobs, read_command_line
     from stability_lab.data.tokens.prepare import SHARD_TOKENS, default_folder, prepare
+    from stability_lab.plugins.instantiate import instantiate
 
-    (job,) = compose_jobs(read_command_line(args.overrides))
+    folder = [] if args.config_dir is None else ["--config-dir", args.config_dir]
+    (job,) = compose_jobs(read_command_line([*folder, *args.overrides]))
     source, tokenizer = instantiate(job.config.data, "data"), instantiate(job.config.tokenizer, "tokenizer")
     if not hasattr(source, "iterate"):
         raise ConfigError(f"data={source.name}: has ids already; prepare text, such as data=text or data=hub")

@@ -43,8 +43,9 @@ def stabilizers() -> list[dict[str, Any]]:
     """One row an option of the group `stabilizer`, `none` first."""
     import yaml
 
-    from stability_lab.build import fill_seams, instantiate
+    from stability_lab.build import fill_seams
     from stability_lab.model.attention import choose_backend
+    from stability_lab.plugins.instantiate import instantiate
 
     rows = []
     for path in sorted((config_dir() / "stabilizer").glob("*.yaml"), key=lambda p: (p.stem != "none", p.stem)):

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stability_lab.compose import (
+    ROOT,
     CommandLine,
     Composed,
     checked,
     compose_jobs,
     plugin_installed,
+    quoted,
     read_command_line,
     refuse_distributed,
 )
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.machine.cores import cores
+from stability_lab.plugins.trust import allowing
 from stability_lab.run import console
 from stability_lab.run.folder import sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
@@ -78,8 +81,9 @@ def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
 
 
 def _check_composition(command: CommandLine) -> None:
-    """`--cfg job` shows what was asked for, or says what is wrong with it; `--help` needs no check."""
-    if "--cfg" in command.flags or "-c" in command.flags:
+    """`--cfg job` shows what was asked for, or says what is wrong with it; `--help` needs no check but for a folder
+    of configs, which may say what Hydra is to import."""
+    if {"--cfg", "-c", "--config-dir", "-cd"} & {flag.partition("=")[0] for flag in command.flags}:
         compose_jobs(command)
 
 
@@ -102,7 +106,7 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
         return outcomes[-1]
 
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")(task)()
+        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=ROOT)(task)()
     finally:
         sys.argv = argv
     if refused:
@@ -137,7 +141,8 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     journal.started(number, workers)
     started = time.time()
     try:
-        outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
+        with allowing(journal.allowed):
+            outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
     except ConfigError as error:
         _log.error("job %d: error: %s", number, error)
         outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
@@ -177,7 +182,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     code = 0
     try:
         with stoppable(journal), console.sweep(), told(journal):
-            _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={_quoted(folder)}"], journal)
+            _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={quoted(folder)}"], journal)
     except KeyboardInterrupt:
         code = EXIT_CODES[CTRL_C]
     except Terminated:
@@ -203,8 +208,3 @@ def _launcher(command: CommandLine) -> str:
     if package is not None and not plugin_installed(package):
         raise ConfigError(f"hydra/launcher={name}: needs a package; pip install 'stability-lab[sweep]'")
     return name
-
-
-def _quoted(path: Path) -> str:
-    """A path as a Hydra value."""
-    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,7 +1,7 @@
 """Typed schemas of the configuration and the checks that run before anything is created.
 
 The values live in `configs/`; the schemas say which keys exist, their types and their bounds. Sets that users
-extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and are checked in `build.py`.
+extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and are checked in `plugins/`.
 """
 
 from __future__ import annotations

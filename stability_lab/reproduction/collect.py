@@ -91,7 +91,7 @@ def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:
     from stability_lab.reproduction.growth import growth
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose_job("train", ["trainer.device=cpu"]).config
+        config = compose_job(["trainer.device=cpu"]).config
     at = part.at(scale)
     return growth(config, at.widths, at.layers, at.tokens, at.seeds)
 

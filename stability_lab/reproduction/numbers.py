@@ -100,7 +100,7 @@ def _stabilizers(recipe: str) -> dict[str, dict[str, float]]:
     from stability_lab.config import config_dir
 
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose_job("train", [f"+recipe={recipe}"]).config.stabilizer
+        return compose_job([f"+recipe={recipe}"]).config.stabilizer
 
 
 def _dot_products() -> Iterator[tuple[str, Value]]:

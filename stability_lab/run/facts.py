@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from stability_lab import __version__
 from stability_lab.build import Run
 from stability_lab.compose import Composed
 from stability_lab.data.loader import batch_fingerprint
 from stability_lab.model.init import fingerprints
 from stability_lab.model.transformer import parameter_counts
+from stability_lab.plugins.trust import code_version, provenance
 from stability_lab.run.folder import SINGLE_RUNS
 from stability_lab.tracking.manifest import fingerprint, redact
 
@@ -23,7 +23,8 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
     per_step = trainer.micro_batch_size * trainer.grad_accum_steps
     return {
         "group": run.config.group or SINGLE_RUNS,
-        "fingerprint": fingerprint(composed.plain, __version__),
+        "fingerprint": fingerprint(composed.plain, code_version(composed.plain)),
+        "packages": provenance(composed.plain),
         "overrides": redact(list(overrides)),
         "stabilizers": [s.name for s in run.stabilizers],
         "recipe": run.config.recipe,

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
-from stability_lab import __version__
-from stability_lab.build import Run, build_run, device_of, instantiate
+from stability_lab.build import Run, build_run, device_of
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
+from stability_lab.plugins.instantiate import instantiate
+from stability_lab.plugins.trust import code_version
 from stability_lab.run.facts import facts, opening
 from stability_lab.run.folder import (
     CONFIG,
@@ -72,7 +73,7 @@ def execute(
     """
     in_sweep = number is not None
     config = composed.config
-    digest = fingerprint(composed.plain, __version__)
+    digest = fingerprint(composed.plain, code_version(composed.plain))
     told = [line for line in overrides if not in_sweep or line.lstrip("+~").partition("=")[0] in swept]
     claim = claim_directory(
         Path(config.output_dir) / (config.group or SINGLE_RUNS) / (config.run_name or _name(config, told, digest)),

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import yaml
 
-from stability_lab import __version__
 from stability_lab.build import Run, load_data
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig, from_plain, may_change_on_resume
+from stability_lab.plugins.trust import code_version
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.text import flatten
 from stability_lab.tracking.manifest import redact, versions
@@ -154,7 +154,7 @@ def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]
 def machine(run: Run) -> dict[str, Any]:
     """What, beside the configuration, decides over the last bits of a result."""
     return {
-        "stability_lab": __version__,
+        "stability_lab": code_version(vars(run.config)),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

@@ -25,6 +25,7 @@ from typing import Any
 
 from stability_lab.compare.tables import Table, text_table
 from stability_lab.disk.files import replace_file
+from stability_lab.plugins.trust import allowed
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated
 from stability_lab.tracking.manifest import redact
 
@@ -48,6 +49,7 @@ class Journal:
     swept: tuple[str, ...]  # keys
     fail_fast: bool
     parallel: bool
+    allowed: tuple[str, ...]  # packages whose classes a worker may import
 
     def started(self, job: int, workers: int) -> None:
         process = {"pid": os.getpid(), "host": socket.gethostname(), "workers": workers}
@@ -103,7 +105,7 @@ class Journal:
 
 
 def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: bool, parallel: bool) -> Journal:
-    return Journal(folder, secrets.token_hex(4), os.getpid(), total, swept, fail_fast, parallel)
+    return Journal(folder, secrets.token_hex(4), os.getpid(), total, swept, fail_fast, parallel, allowed())
 
 
 @contextmanager

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import regex
 
-from stability_lab.build import instantiate
 from stability_lab.config import ConfigError
 from stability_lab.data import tokenizer as tokenizer_module
 from stability_lab.data.sources.corpus import Documents, Sotu
 from stability_lab.data.tokenizer import GPT2_SHA256, Bpe, BytePairs, Gpt2
 from stability_lab.data.tokens.memmap import load_tokens
+from stability_lab.plugins.instantiate import instantiate
 
 WORDS = (
     "It is a far, far better thing that I do, than I have ever done; it is a far, far better rest that I go to "

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from stability_lab import cli
-from stability_lab.build import instantiate
 from stability_lab.config import ConfigError
 from stability_lab.diagnostics.probe import probe_attention
 from stability_lab.model import attention as module
 from stability_lab.model.attention import explicit_attention, logit_stats
+from stability_lab.plugins.instantiate import instantiate
 from stability_lab.stabilizers.softcap import SoftCap, SoftCapStabilizer
 from stability_lab.training.step import forward_loss
 

@@ -1,0 +1,37 @@
+"""From a `_target_` node of a configuration to the object that it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from stability_lab.config import ConfigError, convert, typed_fields
+from stability_lab.plugins.trust import load_class
+from stability_lab.text import did_you_mean
+
+
+def instantiate(node: Mapping[str, Any], key: str) -> Any:
+    """The object of a `_target_` node; ConfigError naming `key` for a foreign target, a wrong field or value.
+
+    Only trusted classes are imported: a config file that came with somebody's run cannot run code.
+    """
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{key}={node}: must be a group of options, such as {key}.option=value")
+    target = node.get("_target_")
+    cls = load_class(target, key)
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"{key}._target_={target}: must be a dataclass of options")
+    types, values = typed_fields(cls), {}
+    for name, value in node.items():
+        if name == "_target_":
+            continue
+        if name not in types:
+            raise ConfigError(f"{key}.{name} is not an option of {key}: {did_you_mean(name, types)}")
+        values[name] = convert(f"{key}.{name}", value, types[name])
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}.{error}") from error
