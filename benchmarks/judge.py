@@ -19,9 +19,9 @@ import torch
 
 from stability_lab.build import build_run
 from stability_lab.compose import compose_jobs, read_command_line
-from stability_lab.training.history import Row, summarise
+from stability_lab.judge.series import Row
 from stability_lab.training.inject import Injector, parse
-from stability_lab.training.loop import Intervals, Loop
+from stability_lab.training.loop import Loop
 
 STEP, NEAR = 120, 20
 FAULTS = ("lr_spike@120x30", "lr_spike@120x100", "bad_batch@120", "nan_grad@120")
@@ -43,14 +43,12 @@ class Nowhere:
 def judged(seed: int, *overrides: str) -> dict[str, Any]:
     """The summary of one run, with its events."""
     config = compose_jobs(read_command_line([*BASE, f"seed={seed}", *overrides]))[0].config
-    run, t = build_run(config), config.trainer
-    plan = Intervals(t.max_steps, t.micro_batch_size, 1, config.model.seq_len, t.log_every, None, 100, True)
-    loop = Loop(
-        run.model, run.step, run.schedule, run.sampler, run.eval_windows, run.eval_bytes, run.probe_windows,
-        plan, Nowhere(), Injector(parse(config.debug.inject, config.trainer.max_steps)),
-    )  # fmt: skip
-    loop.run()
-    return summarise(loop.history, loop.stopped_by == "nonfinite", run.data.unigram_entropy, 257, 30)
+    run = build_run(config)
+    loop = Loop(run, Nowhere(), Injector(parse(config.debug.inject, config.trainer.max_steps)))
+    loop.train()
+    judgement, summary = loop.judge()
+    assert judgement is not None
+    return summary | {"events": [event.as_dict() for event in judgement.events]}
 
 
 def main() -> None:

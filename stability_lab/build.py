@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import torch
 
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.data.load import load
-from stability_lab.data.loader import Sampler, check_length, validation_starts, validation_windows
+from stability_lab.data.loader import check_length, validation_starts, validation_windows
 from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.memory import physical_bytes
@@ -21,6 +20,7 @@ from stability_lab.model.transformer import GPT
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
 from stability_lab.training.inject import parse
+from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import build_adamw
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
@@ -144,23 +144,6 @@ def _check_size(config: TrainConfig, vocab_size: int) -> None:
             gib = needed / 2**30
             shown = f"{gib:,.0f}" if gib < 1e6 else f"{gib:.1e}"
             raise ConfigError(f"{keys}: {what} need {shown} GiB or more, and this device has {memory / 2**30:,.0f} GiB")
-
-
-class Run(NamedTuple):
-    """The objects of one training run."""
-
-    config: TrainConfig
-    device: torch.device
-    stabilizers: list[Stabilizer]
-    data: TokenData
-    model: GPT
-    step: TrainStep
-    schedule: Schedule
-    sampler: Sampler
-    eval_windows: torch.Tensor  # (M, T+1)
-    eval_bytes: int  # of text that their targets stand for
-    probe_windows: torch.Tensor  # (P, T+1)
-    optimal_loss: float | None  # on the evaluation windows, where the source of the data is known
 
 
 def share_threads(workers: int) -> None:

@@ -1,4 +1,4 @@
-"""The series of a run, whoever trains it: from rows to the log that the judge reads, and what its summary says."""
+"""The series of a run, whoever trains it: from rows to the log that the judge reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.judgement import Judgement
 from stability_lab.judge.log import Log
 
-LAST = 20  # steps that the final training loss is the mean of
+Row = dict[str, Any]
+
 # Keys of a row that the judge reads, and the field of a Log that each one fills.
 JUDGED = {
     "step": "step",
@@ -46,14 +46,14 @@ class Series:
         return len(self._columns["step"])
 
     def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row, or replace the newest one by a row of the same step."""
+        if len(self) and row["step"] == self._columns["step"][-1]:
+            for column in (*self._columns.values(), self._no_norm):
+                column.pop()
         for key, column in self._columns.items():
             value = row.get(key)
             column.append(math.nan if value is None else value)
         self._no_norm.append(row.get("optim/grad_norm") is None)
-
-    def set_newest(self, key: str, value: float) -> None:
-        """A value that was measured after its row had been added."""
-        self._columns[key][-1] = value
 
     def column(self, key: str) -> NDArray[np.float64]:
         """A copy, shape (n,)."""
@@ -82,40 +82,3 @@ class Series:
         elif absent.any():
             fields["no_grad_norm"] = absent
         return Log(**{**fields, "skipped": fields["skipped"] > 0})
-
-
-def summary(
-    log: Log,
-    judgement: Judgement | None,
-    initial: Mapping[str, Any],
-    final: Mapping[str, Any],
-    best: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What summary.json says of a log; `initial`, `final` and `best` are values of validation and probe."""
-    judged: dict[str, Any] = {
-        "verdict": None,
-        "reason": "The run ended before its first step.",
-        "scores": {},
-        "events": [],
-    }
-    if judgement is not None:
-        judged = judgement.as_dict()
-    kept = log.kept()
-    assert kept.loss is not None
-    with np.errstate(over="ignore"):
-        loss = float(kept.loss[-LAST:].mean()) if len(kept) else None
-    norm = np.empty(0) if kept.grad_norm is None else kept.grad_norm[np.isfinite(kept.grad_norm)]
-    tokens = np.empty(0) if log.tokens is None else log.tokens[np.isfinite(log.tokens)]
-    logits = [] if log.max_attn_logit is None else log.max_attn_logit.tolist()
-    seen = [x for x in (*logits, initial.get("attn/max_logit", math.nan)) if not math.isnan(x)]
-    return {
-        **judged,
-        "steps": int(log.step[-1]) if len(log) else 0,
-        "tokens": int(tokens[-1]) if len(tokens) else 0,
-        "initial": dict(initial),
-        "final": {"train/loss": loss, "train/ppl": None if loss is None else perplexity(loss), **final},
-        "best": dict(best),
-        "max_attn_logit": max(seen) if seen else None,
-        "grad_norm": {f"p{q}": float(np.percentile(norm, q)) if len(norm) else None for q in (50, 90, 99)},
-        "skipped_steps": len(log) - len(kept),
-    }

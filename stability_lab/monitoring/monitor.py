@@ -22,7 +22,9 @@ from torch import Tensor, _foreach_norm, nn  # pyright: ignore[reportPrivateImpo
 
 from stability_lab import __version__
 from stability_lab.judge.judgement import Judgement
-from stability_lab.monitoring.record import OWN_KEYS, Record, Row, write_config
+from stability_lab.judge.series import Row
+from stability_lab.judge.verdict import Evidence
+from stability_lab.monitoring.record import OWN_KEYS, Record, write_config
 from stability_lab.run.folder import new_directory
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.run_files import RunFiles
@@ -72,7 +74,7 @@ class Monitor:
         plain = redact(_config({} if config is None else config))
         names = [stabilizers] if isinstance(stabilizers, str) else sorted(stabilizers)
         files = _open(Path(path), plain, names, model) if _rank() == 0 else None
-        evidence = {"warmup_steps": warmup_steps, "vocab_size": vocab_size, "unigram_entropy": unigram_entropy}
+        evidence = Evidence(unigram_entropy=unigram_entropy, vocab_size=vocab_size, warmup_steps=warmup_steps)
         self._record = Record(files, plain, flush_every, evidence)
         # It holds the record and not the monitor: a run that is abandoned is closed, and its model can be freed.
         self._abandoned = weakref.finalize(self, _abandon, self._record, os.getpid())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,38 +15,31 @@ import torch
 import yaml
 from torch import Tensor
 
-from stability_lab.judge.events import Event, find_events
-from stability_lab.judge.judgement import Judgement, judge
-from stability_lab.judge.log import Log
-from stability_lab.judge.series import JUDGED, Series, perplexity, summary
-from stability_lab.judge.verdict import Evidence, diverged_at, initial_loss_warning
+from stability_lab.judge.judgement import Judgement
+from stability_lab.judge.series import JUDGED, Row, perplexity
+from stability_lab.judge.verdict import Evidence, initial_loss_warning
+from stability_lab.judge.watch import Watch
 from stability_lab.tracking.run_files import RunFiles
 
 _log = logging.getLogger("stability_lab")
-Row = dict[str, Any]
 
 # A probe's value is the user's to give; all others are the record's own.
 OWN_KEYS = {*JUDGED, "train/ppl", "optim/loss_scale", "val/loss", "val/ppl"} - {"attn/max_logit"}
 
 
 class Record:
-    """Rows on their way to disk, and the series that the judge reads. Knows nothing of the model."""
+    """Rows on their way to disk, and to the watch that the judge keeps. Knows nothing of the model."""
 
-    def __init__(self, files: RunFiles | None, config: dict[str, Any], flush_every: int, evidence: dict[str, Any]):
-        self.files, self.config, self.flush_every, self.evidence = files, config, flush_every, evidence
+    def __init__(self, files: RunFiles | None, config: dict[str, Any], flush_every: int, evidence: Evidence):
+        self.files, self.config, self.flush_every = files, config, flush_every
         self.find_lr = math.isnan(config["optimizer"]["lr"])
+        self.watch = Watch(evidence)
         self.pending: list[Row] = []  # not judged yet; may hold tensors on the device
         self.unwritten: list[Row] = []  # judged; the last row waits, for a validation may still be added to it
         self.step = 0
         self.tokens = 0
-        self.series = Series()
         self.waits_for_step = False  # the newest row is a validation whose step may still come
-        self.initial: Row = {}
-        self.newest: Row = {}
-        self.validated = 0  # the step of the newest validation
-        self.best: Row = {}
         self.nonfinite = self.diverged = self.ended = False
-        self.looked_at, self.next_look = 0, 1
         self.judgement: Judgement | None = None
 
     def add(self, step: int | None, values: Row) -> None:
@@ -64,10 +57,10 @@ class Record:
         self._check_open()
         values = {"val/loss": loss, "val/ppl": perplexity(loss)}
         step = self.step if step is None else step
+        self.watch.measure(step, values)
         if step == 0:
-            self.initial = values
-            size, entropy = self.evidence["vocab_size"], self.evidence["unigram_entropy"]
-            warning = initial_loss_warning(loss, size, entropy)
+            evidence = self.watch.evidence
+            warning = initial_loss_warning(loss, evidence.vocab_size, evidence.unigram_entropy)
             if warning and self.files:
                 _log.warning("%s", warning)
         elif step > self.step:
@@ -77,10 +70,6 @@ class Record:
             row.update(values)
         elif self.files:
             _log.warning("%s: step %d is written already: its validation loss goes to no line", self.files.path, step)
-        if step >= self.validated:
-            self.newest, self.validated = values, step
-        if loss < self.best.get("val/loss", math.inf):
-            self.best = {**values, "step": step}
 
     def _check_open(self) -> None:
         if self.ended:
@@ -100,9 +89,12 @@ class Record:
         steps = [row for row in rows if "train/loss" in row]
         for row in steps:
             self._complete(row)
-            self.series.add(row)
+        self.watch.add(steps)
         self.nonfinite = self.nonfinite or any(map(_is_bad, steps))
-        events = self._look_back()
+        known, self.diverged = self.diverged, self.diverged or self.nonfinite or self.watch.sees_divergence()
+        if self.files and self.diverged and not known:
+            _log.warning("%s: the run has diverged (seen at step %d)", self.files.path, self.step)
+        events = self.watch.look()
         self.unwritten += rows
         if self.files is None:
             self.unwritten = self.unwritten[-1:]
@@ -125,19 +117,6 @@ class Record:
             write_config(files, self.config)
         files.log_rows(ready)
         self.unwritten = self.unwritten[n:]
-
-    def _look_back(self) -> list[Event]:
-        """New events, and whether the run has diverged; less often in a long run, where each look takes longer."""
-        known, n, events = self.diverged, len(self.series), []
-        self.diverged = known or self.nonfinite
-        if n >= self.next_look:
-            log = self.series.log()
-            self.diverged = self.diverged or diverged_at(log, self.evidence["warmup_steps"]) is not None
-            events = find_events(log, start=self.looked_at) if self.files else []
-            self.looked_at, self.next_look = n, n + max(self.flush_every, n // 100)
-        if self.files and self.diverged and not known:
-            _log.warning("%s: the run has diverged (seen at step %d)", self.files.path, self.step)
-        return events
 
     def _complete(self, row: Row) -> None:
         """Derived values of a row whose tensors have become numbers."""
@@ -165,27 +144,17 @@ class Record:
             # A device that has failed takes its last steps with it, and the error itself matters more than they do.
             _log.warning("the last steps could not be read", exc_info=True)
         self.ended = True
-        log = self.series.log()
         # Weights before a step that is not finite say nothing about the run that it ended.
-        final = {} if self.nonfinite else self.newest
-        known = {"initial_val_loss": self.initial.get("val/loss"), "final_val_loss": final.get("val/loss")}
-        if len(log):
-            self.judgement = judge(log, Evidence(**known, **self.evidence, nonfinite_parameter=nonfinite_parameter))
-            if status == "completed" and self.judgement.verdict.verdict == "diverged":
-                status = "diverged"
+        self.judgement, summary = self.watch.judge(nonfinite=self.nonfinite, nonfinite_parameter=nonfinite_parameter)
+        if status == "completed" and summary["verdict"] == "diverged":
+            status = "diverged"
         if self.files:
             self._write(self.files, len(self.unwritten))
             outcome = {"status": status} | ({"ended_by": ended_by} if ended_by else {})
             self.files.replace_events([event.as_dict() for event in self.judgement.events] if self.judgement else [])
-            self.files.write_json("summary.json", outcome | self._summary(log, final))
+            self.files.write_json("summary.json", outcome | summary | {"steps": self.step})
             self.files.close()
         return self.judgement
-
-    def _summary(self, log: Log, final: Row) -> Row:
-        """What the summary of `train` holds, as far as a log can tell."""
-        values = summary(log, self.judgement, self.initial, final, self.best)
-        counts = dict(Counter(event["event"] for event in values["events"]))
-        return values | {"events": counts, "steps": self.step, "tokens": self.tokens}
 
 
 def write_config(files: RunFiles, config: Mapping[str, Any]) -> None:

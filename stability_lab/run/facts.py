@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from stability_lab.build import Run
 from stability_lab.compose import Composed
 from stability_lab.data.loader import batch_fingerprint
 from stability_lab.model.init import fingerprints
@@ -15,6 +14,7 @@ from stability_lab.model.transformer import parameter_counts
 from stability_lab.plugins.trust import code_version, provenance
 from stability_lab.run.folder import SINGLE_RUNS
 from stability_lab.tracking.manifest import fingerprint, redact
+from stability_lab.training.loop import Run
 
 
 def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
-from stability_lab.build import Run, build_run, device_of
+from stability_lab.build import build_run, device_of
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
+from stability_lab.judge.series import Row
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.facts import facts, opening
@@ -42,9 +42,8 @@ from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.run_files import RunFiles
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
 from stability_lab.training.checkpoint import NOTHING, CheckpointError, Checkpoints, is_resumable
-from stability_lab.training.history import Row, summarise
 from stability_lab.training.inject import ENDS_THE_PROCESS, Injector, parse
-from stability_lab.training.loop import Intervals, Loop
+from stability_lab.training.loop import Loop, Run
 
 _log = logging.getLogger("stability_lab")
 EXIT_CODES = {"completed": 0, "failed": 1, "diverged": 3}
@@ -146,7 +145,7 @@ class Job:
             assert self.loop is not None
             self.stop.can_wait = True
             try:
-                self.loop.run()
+                self.loop.train()
             finally:
                 self.stop.can_wait = False
                 progress.close()
@@ -188,20 +187,7 @@ class Job:
             faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
         job = "" if self.number is None else f"job {self.number} "
         progress = Progress(config.trainer.max_steps, job + printable(files.path.name), start.step)
-        self.loop = loop = Loop(
-            run.model,
-            run.step,
-            run.schedule,
-            run.sampler,
-            run.eval_windows,
-            run.eval_bytes,
-            run.probe_windows,
-            _plan(config),
-            _Sink(self, progress),
-            Injector(faults),
-            checkpoints,
-            self.stop.asked,
-        )
+        self.loop = loop = Loop(run, _Sink(self, progress), Injector(faults), checkpoints, self.stop.asked)
         if start.resumes:
             go_on(start, loop, files)
             self.start = replace(start, found=NOTHING)  # its tensors are in the model now
@@ -261,25 +247,16 @@ class Job:
                 loop.flush()
             except Exception as error:  # the device itself may have failed
                 _log.debug("the last steps could not be read", exc_info=error)
-        assert run.model.config.vocab_size is not None
-        judged = summarise(
-            loop.history,
-            loop.stopped_by == "nonfinite",
-            run.data.unigram_entropy,
-            run.model.config.vocab_size,
-            run.schedule.warmup_steps,
-        )
-        events = judged.pop("events")
+        judgement, summary = loop.judge()
         try:
-            self.files.replace_events(events)
+            self.files.replace_events([event.as_dict() for event in judgement.events] if judgement else [])
         except OSError as error:
             _log.error("events.jsonl could not be completed: %s", error.strerror)
-        for note in judged.get("notes", ()):
+        for note in summary.get("notes", ()):
             _log.info("note: %s", note)
-        counts = dict(Counter(event["event"] for event in events))
         if run.optimal_loss is not None:
-            judged["optimal_loss"] = run.optimal_loss
-        return judged | {"events": counts, "perf/peak_memory_bytes": peak_bytes(run.device)}
+            summary["optimal_loss"] = run.optimal_loss
+        return summary | {"perf/peak_memory_bytes": peak_bytes(run.device)}
 
 
 class _Sink:
@@ -314,21 +291,6 @@ def _known(path: Path) -> Outcome:
     final = summary.get("final")
     loss = final.get("val/loss") if isinstance(final, dict) else None
     return Outcome(path, summary["status"], summary.get("verdict"), loss, EXIT_CODES[summary["status"]], skipped=True)
-
-
-def _plan(config: TrainConfig) -> Intervals:
-    t = config.trainer
-    return Intervals(
-        t.max_steps,
-        t.micro_batch_size,
-        t.grad_accum_steps,
-        config.model.seq_len,
-        t.log_every,
-        t.eval_every,
-        config.diagnostics.probe_every,
-        config.stability.stop_on_divergence,
-        config.sampling.mask_repeats,
-    )
 
 
 def _notices(config: TrainConfig) -> Iterator[str]:

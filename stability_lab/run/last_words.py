@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stability_lab.judge.series import LAST
+from stability_lab.judge.watch import LAST
 from stability_lab.text import flatten
 from stability_lab.tracking.tracker import Tracker
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from stability_lab.build import Run, load_data
+from stability_lab.build import load_data
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig, from_plain, may_change_on_resume
 from stability_lab.plugins.trust import code_version
@@ -21,7 +21,7 @@ from stability_lab.tracking.manifest import redact, versions
 from stability_lab.tracking.run_files import EVENTS, METRICS, RunFiles
 from stability_lab.tracking.tracker import valid_id
 from stability_lab.training.checkpoint import NOTHING, FoundCheckpoint, adopt, find_newest
-from stability_lab.training.loop import Loop
+from stability_lab.training.loop import Loop, Run
 from stability_lab.training.schedule import Schedule
 
 MAX_STEPS = "trainer.max_steps"
@@ -129,7 +129,7 @@ def go_on(start: Start, loop: Loop, files: RunFiles) -> None:
     adopt(start.found)
     for name in (METRICS, EVENTS):
         files.set_aside(name, start.step)
-    files.replace_events(loop.events_so_far() if start.step else [])
+    files.replace_events([event.as_dict() for event in loop.watch.events_so_far()] if start.step else [])
 
 
 def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:

@@ -5,27 +5,47 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from stability_lab.config import TrainConfig
 from stability_lab.data.loader import Sampler
 from stability_lab.data.repeats import repetitive
+from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.probe import probe_attention, validate
-from stability_lab.judge.events import find_events
-from stability_lab.judge.series import perplexity
-from stability_lab.judge.verdict import diverged_at
+from stability_lab.judge.judgement import Judgement
+from stability_lab.judge.series import Row, perplexity
+from stability_lab.judge.verdict import Evidence
+from stability_lab.judge.watch import Watch
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE
+from stability_lab.seams import Stabilizer
 from stability_lab.training.checkpoint import Checkpoints, State, weights_of
-from stability_lab.training.history import History, Row
 from stability_lab.training.inject import Injector
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import COLUMNS, TrainStep, autocast
 
 _log = logging.getLogger("stability_lab")
+_CLIP = "optim/clip_coef"
+
+
+class Run(NamedTuple):
+    """The objects of one training run."""
+
+    config: TrainConfig
+    device: torch.device
+    stabilizers: list[Stabilizer]
+    data: TokenData
+    model: GPT
+    step: TrainStep
+    schedule: Schedule
+    sampler: Sampler
+    eval_windows: torch.Tensor  # (M, T+1)
+    eval_bytes: int  # of text that their targets stand for
+    probe_windows: torch.Tensor  # (P, T+1)
+    optimal_loss: float | None  # on the evaluation windows, where the source of the data is known
 
 
 class Sink(Protocol):
@@ -36,72 +56,58 @@ class Sink(Protocol):
     def event(self, event: Mapping[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """What the loop does when; `None` means only before and after the run."""
-
-    max_steps: int
-    micro_batch_size: int
-    grad_accum_steps: int
-    seq_len: int
-    log_every: int
-    eval_every: int | None
-    probe_every: int | None
-    stop_on_divergence: bool = False
-    mask_repeats: bool = False  # no loss on sequences with a repeated n-gram
-
-
 class Loop:
-    """Runs a `TrainStep` to its end; `history` is valid at any moment, also after an exception.
+    """Trains a run to its end; `watch` is valid at any moment, also after an exception.
 
     `stopped_by` is None, `nonfinite` (the last row is the bad step), `divergence` (finite; evaluated before the end) or
     `interruption`: `interrupted`, asked after each step, said so.
 
-    Flushes, looks for events and looks for a divergence fall on steps that follow from the step's number alone. What
+    Scheduled flushes, and with them the judge's looks, fall on steps that follow from the step's number alone. What
     comes when the clock or a person wants it, a checkpoint or an interruption, flushes in between and moves none of
     them. So a run that is resumed from a checkpoint goes on as if it had never stopped.
     """
 
     def __init__(
         self,
-        model: GPT,
-        step: TrainStep,
-        schedule: Schedule,
-        sampler: Sampler,
-        eval_windows: torch.Tensor,
-        eval_bytes: int,
-        probe_windows: torch.Tensor,
-        plan: Intervals,
+        run: Run,
         sink: Sink,
         injector: Injector | None = None,
         checkpoints: Checkpoints | None = None,
         interrupted: Callable[[], bool] = lambda: False,
     ):
-        self.model, self.step, self.schedule, self.sampler = model, step, schedule, sampler
-        self.eval_windows, self.eval_bytes, self.probe_windows = eval_windows, eval_bytes, probe_windows
-        self.plan, self.sink = plan, sink
+        self.run, self.sink = run, sink
         self.injector = injector or Injector()
         self.checkpoints, self.interrupted = checkpoints, interrupted
-        self.history = History()
+        self.watch = Watch(
+            Evidence(
+                unigram_entropy=run.data.unigram_entropy,
+                vocab_size=run.model.config.vocab_size,
+                warmup_steps=run.schedule.warmup_steps,
+            ),
+            more=(_CLIP,),
+        )
+        self.speeds: list[float] = []  # tokens/s of each timed flush; the clock's, so no series
         self.stopped_by: str | None = None
-        self._buffer = torch.zeros(min(plan.log_every, plan.max_steps), len(COLUMNS), device=step.device)
+        trainer = run.config.trainer
+        self._sequences = trainer.micro_batch_size * trainer.grad_accum_steps  # of a step
+        self._tokens = self._sequences * run.config.model.seq_len
+        self._buffer = torch.zeros(min(trainer.log_every, trainer.max_steps), len(COLUMNS), device=run.device)
         self._pending: list[Row] = []
         self._spent, self._timed = 0.0, 0  # seconds and steps since the speed was last reported
-        self._next_check = 0
-        self._judged = 0  # rows whose events are delivered
 
-    def run(self) -> None:
+    def train(self) -> None:
         """From the first step, or the one after `load_state`, to the end. CheckpointError where the disk is full."""
-        plan = self.plan
-        if not self.history.n:
-            self.history.add_measured(self._measure(validation=True, probe=True))
-        for step in range(self.history.n + 1, plan.max_steps + 1):
+        config, watch = self.run.config, self.watch
+        max_steps = config.trainer.max_steps
+        if not watch.n:
+            watch.measure(0, self._measure(validation=True, probe=True))
+        for step in range(watch.n + 1, max_steps + 1):
             started = time.perf_counter()
-            self._train(step)
-            last = step == plan.max_steps
-            validation = _due(step, plan.eval_every, last)
-            probe = _due(step, plan.probe_every, last)
-            scheduled = validation or probe or step % plan.log_every == 0
+            self._take(step)
+            last = step == max_steps
+            validation = _due(step, config.trainer.eval_every, last)
+            probe = _due(step, config.diagnostics.probe_every, last)
+            scheduled = validation or probe or step % config.trainer.log_every == 0
             saves = self._saves(step, last)
             if not last and self.interrupted():
                 self.stopped_by = "interruption"
@@ -111,19 +117,21 @@ class Loop:
             values = self._buffer[: len(self._pending)].tolist()
             self._spent += time.perf_counter() - started
             rows = self._complete(values, scheduled)
-            if scheduled and not last and self.stopped_by is None and self._has_diverged():
+            may_stop = scheduled and not last and self.stopped_by is None and config.stability.stop_on_divergence
+            if may_stop and watch.sees_divergence():
                 self.stopped_by = "divergence"
                 validation = probe = True
             is_best = False
             if scheduled and self.stopped_by != "nonfinite":
                 measured = self._measure(validation, probe)
-                is_best = self.history.add_measured(measured)
+                is_best = watch.measure(watch.n, measured)
                 rows[-1] |= measured
+                watch.add(rows[-1:])
             ends = last or self.stopped_by in ("nonfinite", "divergence")
             self._deliver(rows, scheduled, ends)
             # Only now, when the rows are written: a full disk ends the run here.
             if is_best and self.checkpoints is not None:
-                self.checkpoints.save_best(weights_of(self.model), self.history.n, self.history.best)
+                self.checkpoints.save_best(weights_of(self.run.model), watch.n, watch.best)
             if saves or self.stopped_by:
                 self._save()
             if self.stopped_by:
@@ -134,51 +142,51 @@ class Loop:
         if self._pending:
             self._deliver(self._complete(self._buffer[: len(self._pending)].tolist(), True), True, ends=True)
 
+    def judge(self) -> tuple[Judgement | None, Row]:
+        """The judgement on the run, None before its first step, and what summary.json says of it."""
+        judgement, summary = self.watch.judge(nonfinite=self.stopped_by == "nonfinite")
+        speeds = self.speeds[1:] or self.speeds  # the first flush holds warm-up and compilation
+        clipped = self.watch.series.column(_CLIP) < 1
+        return judgement, summary | {
+            "clip_fraction": float(clipped.mean()) if len(clipped) else None,
+            "tokens_per_s": float(np.median(speeds)) if speeds else None,
+        }
+
     def state(self) -> State:
         """Everything that the steps to come depend on; only right after a flush."""
         assert not self._pending
-        columns, measured = self.history.state()
+        run, (columns, watched) = self.run, self.watch.state()
         training = {
-            **self.step.state(),
+            **run.step.state(),
             **{f"series/{key}": torch.from_numpy(values) for key, values in columns.items()},
             "random/cpu": torch.get_rng_state(),
         }
-        if self.step.device.type == "cuda":
-            training["random/cuda"] = torch.cuda.get_rng_state(self.step.device)
-        n = self.history.n
-        plain = {"step": n, "tokens": n * self._tokens_a_step, "history": measured}
-        plain |= {"next_check": self._next_check, "judged": self._judged}
-        if hasattr(self.sampler, "state_dict"):  # a stream's; otherwise the step says which samples come next
-            plain["sampler"] = self.sampler.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
-        return State(weights_of(self.model), training, plain)
+        if run.device.type == "cuda":
+            training["random/cuda"] = torch.cuda.get_rng_state(run.device)
+        n = self.watch.n
+        plain = {"step": n, "tokens": n * self._tokens, "watch": watched, "tokens_per_s": self.speeds}
+        if hasattr(run.sampler, "state_dict"):  # a stream's; otherwise the step says which samples come next
+            plain["sampler"] = run.sampler.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
+        return State(weights_of(run.model), training, plain)
 
     def load_state(self, state: State) -> None:
         """Go on from `state`; ValueError where it is not one of this model and configuration."""
-        plain, tensors = state.plain, state.training
-        device = self.step.device
+        run, plain, tensors = self.run, state.plain, state.training
         columns = {k.removeprefix("series/"): v.numpy() for k, v in tensors.items() if k.startswith("series/")}
         try:
-            self.model.load_state_dict(state.model)
-            self.step.load_state(tensors)
-            self.history.load_state(columns, plain["history"])
-            self._next_check, self._judged = int(plain["next_check"]), int(plain["judged"])
+            run.model.load_state_dict(state.model)
+            run.step.load_state(tensors)
+            self.watch.load_state(columns, plain["watch"])
+            self.speeds = [float(speed) for speed in plain["tokens_per_s"]]
             if "sampler" in plain:
-                self.sampler.load_state_dict(plain["sampler"])  # pyright: ignore[reportAttributeAccessIssue]
+                run.sampler.load_state_dict(plain["sampler"])  # pyright: ignore[reportAttributeAccessIssue]
             torch.set_rng_state(tensors["random/cpu"])
-            if device.type == "cuda" and "random/cuda" in tensors:
-                torch.cuda.set_rng_state(tensors["random/cuda"], device)
+            if run.device.type == "cuda" and "random/cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["random/cuda"], run.device)
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
-        if self.history.n != plain["step"]:
-            raise ValueError(f"it holds {self.history.n} rows for {plain['step']} steps")
-
-    def events_so_far(self) -> list[Row]:
-        """The events that have been delivered by now, with length and recovery as known today."""
-        return [event.as_dict() for event in find_events(self.history.log().rows(slice(self._judged)))]
-
-    @property
-    def _tokens_a_step(self) -> int:
-        return self.plan.micro_batch_size * self.plan.grad_accum_steps * self.plan.seq_len
+        if self.watch.n != plain["step"]:
+            raise ValueError(f"it holds {self.watch.n} rows for {plain['step']} steps")
 
     def _saves(self, step: int, last: bool) -> bool:
         if self.checkpoints is None:
@@ -189,78 +197,71 @@ class Loop:
         """A checkpoint; of a run that a bad step has ended the weights before it, which is where it stopped."""
         if self.checkpoints is None:
             return
-        n = self.history.n
+        n = self.watch.n
         if self.stopped_by == "nonfinite":
-            saved = self.checkpoints.save_last_weights(weights_of(self.model), n - 1)
+            saved = self.checkpoints.save_last_weights(weights_of(self.run.model), n - 1)
         else:
             saved = self.checkpoints.save(self.state(), lambda: self.injector.in_checkpoint(n))
         if not saved:
             _log.warning("no checkpoint at step %d: a weight is not finite, so the one before it stays", n)
 
-    def _train(self, step: int) -> None:
-        plan, inject = self.plan, self.injector
+    def _take(self, step: int) -> None:
+        run, inject, n = self.run, self.injector, self._sequences
         inject.before(step)
-        n = plan.micro_batch_size * plan.grad_accum_steps
-        batch = inject.tokens(step, torch.from_numpy(self.sampler.batch((step - 1) * n, n)))
-        masked = repetitive(batch.numpy()) if plan.mask_repeats else np.zeros(0, dtype=bool)
-        if self.step.device.type == "cuda":
+        batch = inject.tokens(step, torch.from_numpy(run.sampler.batch((step - 1) * n, n)))
+        mask_repeats = run.config.sampling.mask_repeats  # no loss on sequences with a repeated n-gram
+        masked = repetitive(batch.numpy()) if mask_repeats else np.zeros(0, dtype=bool)
+        if run.device.type == "cuda":
             batch = batch.pin_memory()
-        batch = batch.to(self.step.device, non_blocking=True)
-        lr = inject.lr(step, self.schedule.lr(step))
+        batch = batch.to(run.device, non_blocking=True)
+        lr = inject.lr(step, run.schedule.lr(step))
         targets = inject.targets(step, batch[:, 1:])
         if masked.any():
-            targets = targets.masked_fill(torch.from_numpy(masked).to(self.step.device)[:, None], IGNORE)
-        self._buffer[len(self._pending)] = self.step(batch, lr, targets, inject.poison(step))
-        self._pending.append({"step": step, "tokens": step * n * plan.seq_len, "optim/lr": lr})
-        if plan.mask_repeats:
+            targets = targets.masked_fill(torch.from_numpy(masked).to(run.device)[:, None], IGNORE)
+        self._buffer[len(self._pending)] = run.step(batch, lr, targets, inject.poison(step))
+        self._pending.append({"step": step, "tokens": step * self._tokens, "optim/lr": lr})
+        if mask_repeats:
             self._pending[-1]["train/masked_sequences"] = int(masked.sum())
 
     def _complete(self, values: list[list[float]], timed: bool) -> list[Row]:
         """Rows of the pending steps; where a bad step stops the run, up to it, for no later one changed anything."""
-        rows = []
+        rows, on_nonfinite = [], self.run.step.on_nonfinite
         for row, measured in zip(self._pending, values, strict=True):
             row |= dict(zip(COLUMNS, measured, strict=True))
             bad, empty = bool(row.pop("bad")), bool(row.pop("empty"))
             row["train/ppl"] = perplexity(row["train/loss"])
             if empty:  # there is nothing that a loss could be the mean of
                 row |= {"train/loss": None, "train/ppl": None, "optim/skipped": 1.0}
-            if bad and self.step.on_nonfinite == "skip":
+            if bad and on_nonfinite == "skip":
                 row["optim/skipped"] = 1.0
             rows.append(row)
-            self.history.add(row)
-            if bad and self.step.on_nonfinite == "stop":
+            if bad and on_nonfinite == "stop":
                 self.stopped_by = "nonfinite"
                 break
         self._timed += len(self._pending)
         self._pending = []
         if timed:
-            rows[-1]["perf/tokens_per_s"] = self._tokens_a_step * self._timed / max(self._spent, 1e-9)
-            self.history.tokens_per_s.append(rows[-1]["perf/tokens_per_s"])
+            self.speeds.append(self._tokens * self._timed / max(self._spent, 1e-9))
+            rows[-1]["perf/tokens_per_s"] = self.speeds[-1]
             self._spent, self._timed = 0.0, 0
+        self.watch.add(rows)
         return rows
 
     def _deliver(self, rows: list[Row], scheduled: bool, ends: bool) -> None:
         self.sink.rows(rows)
-        # Events are looked for a hundred times in a run: at every flush, the cost would grow with its square.
-        if ends or (scheduled and self.history.n - self._judged >= self.plan.max_steps / 100):
-            for event in find_events(self.history.log(), start=self._judged):
+        if scheduled or ends:
+            for event in self.watch.look(ends=ends):
                 self.sink.event(event.as_dict())
-            self._judged = self.history.n
-
-    def _has_diverged(self) -> bool:
-        """The judge's finite rule, asked at most a hundred times in a run so that long ones do not pay for it."""
-        if not self.plan.stop_on_divergence or self.history.n < self._next_check:
-            return False
-        self._next_check = self.history.n + max(self.plan.log_every, self.plan.max_steps // 100)
-        return diverged_at(self.history.log(), self.schedule.warmup_steps) is not None
 
     def _measure(self, validation: bool, probe: bool) -> Row:
+        run = self.run
         measured: Row = {}
-        with autocast(self.step.device, self.step.precision):
+        with autocast(run.device, run.step.precision):
             if validation:
-                measured |= validate(self.model, self.eval_windows, self.plan.micro_batch_size, self.eval_bytes)
+                size = run.config.trainer.micro_batch_size
+                measured |= validate(run.model, run.eval_windows, size, run.eval_bytes)
             if probe:
-                measured |= probe_attention(self.model, self.probe_windows)
+                measured |= probe_attention(run.model, run.probe_windows)
         return measured
 
 

@@ -5,8 +5,9 @@ import functools
 import pytest
 import torch
 
-from stability_lab.build import Run, build_run
+from stability_lab.build import build_run
 from stability_lab.config import config_dir
+from stability_lab.training.loop import Run
 
 pytestmark = pytest.mark.gpu
 NAMES = sorted(path.stem for path in (config_dir() / "stabilizer").glob("*.yaml"))

@@ -10,8 +10,7 @@ from torch._dynamo.utils import counters
 
 from stability_lab.build import Run
 from stability_lab.judge.events import find_events
-from stability_lab.training.history import summarise
-from stability_lab.training.loop import Intervals, Loop
+from stability_lab.training.loop import Loop
 from stability_lab.training.optimizers import build_adamw, guarded_step
 from stability_lab.training.step import COLUMNS
 
@@ -125,15 +124,12 @@ def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
     run = gpu_run("trainer.precision=fp16", "trainer.max_steps=6")
     run.step.scale.value.fill_(2.0**40)
     weights = [p.detach().clone() for p in run.step.parameters]
-    trainer = run.config.trainer
-    plan = Intervals(trainer.max_steps, trainer.micro_batch_size, 1, run.config.model.seq_len, 1, None, None)
-    windows = (run.eval_windows, run.eval_bytes, run.probe_windows)
-    loop = Loop(run.model, run.step, run.schedule, run.sampler, *windows, plan, sink)
-    loop.run()
-    summary = summarise(loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    loop = Loop(run, sink)
+    loop.train()
+    _, summary = loop.judge()
     assert loop.stopped_by is None
     assert summary["skipped_steps"] == 6
-    assert [(event.kind, event.length) for event in find_events(loop.history.log())] == [("skipped_step", 6)]
+    assert [(event.kind, event.length) for event in find_events(loop.watch.log())] == [("skipped_step", 6)]
     assert {event["event"] for event in sink.events} == {"skipped_step"}
     assert run.step.scale.value.item() == 2.0**34
     assert equal([p.detach() for p in run.step.parameters], weights)

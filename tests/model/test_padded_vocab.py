@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability_lab.build import Run, build_run
+from stability_lab.build import build_run
 from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
+from stability_lab.training.loop import Run
 from stability_lab.training.step import forward_loss
 
 V, PADDED = 257, 300

@@ -379,9 +379,7 @@ def test_its_words_cannot_steer_the_terminal(copy: Path, run_command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change", [{"history": []}, {"judged": "x"}, {"next_check": None}, {"step": 11}, {"sampler": {"__class__": "x"}}]
-)
+@pytest.mark.parametrize("change", [{"watch": []}, {"watch": None}, {"step": 11}, {"sampler": {"__class__": "x"}}])
 def test_a_state_that_does_not_hold_together_is_refused_and_nothing_lost(copy: Path, change: Any, run_command) -> None:
     file = copy / "checkpoints" / "last" / "state.json"
     file.write_text(json.dumps(read(file) | change), encoding="utf-8")

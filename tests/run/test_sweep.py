@@ -257,14 +257,14 @@ def test_a_job_that_runs_out_of_memory_fails_alone_and_says_what_helps(words, tm
 
     from stability_lab.training.loop import Loop
 
-    run, calls = Loop.run, iter(range(9))
+    train, calls = Loop.train, iter(range(9))
 
     def full(self: Loop) -> None:
         if next(calls) == 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        run(self)
+        train(self)
 
-    monkeypatch.setattr(Loop, "run", full)
+    monkeypatch.setattr(Loop, "train", full)
     assert cli.run([*words, "seed=0,1"]) == 1
     assert states(tmp_path) == ["failed", "completed"]
     assert result(tmp_path)["jobs"][0]["reason"].startswith(

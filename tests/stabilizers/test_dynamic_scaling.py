@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab import cli
-from stability_lab.build import Run, check
+from stability_lab.build import check
 from stability_lab.config import ConfigError
 from stability_lab.diagnostics.probe import probe_attention
 from stability_lab.model.attention import Attention, explicit_attention
 from stability_lab.seams import AttentionShape, Seams
 from stability_lab.stabilizers.dynamic_scaling import PRESETS, DynamicScaling
+from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import parameter_groups
 from stability_lab.training.step import forward_loss
 

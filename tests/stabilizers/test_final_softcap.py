@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stability_lab.build import Run, build_stabilizers, fill_seams
+from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.seams import Seams
 from stability_lab.stabilizers.final_softcap import FinalSoftCap, FinalSoftCapStabilizer
 from stability_lab.stabilizers.softcap import SoftCapStabilizer
+from stability_lab.training.loop import Run
 
 WIDE = "model.init.std=1"  # logits of tens at the start
 

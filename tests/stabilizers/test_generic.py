@@ -13,13 +13,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from stability_lab.build import Run
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.model.attention import choose_backend
 from stability_lab.model.init import fingerprints
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import ADDITIVE, EXCLUSIVE, Seams, Stabilizer
 from stability_lab.training.checkpoint import load_weights, save_weights
+from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import parameter_groups
 from stability_lab.training.step import forward_loss
 

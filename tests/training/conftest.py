@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stability_lab.build import Run
-from stability_lab.training.history import Row
+from stability_lab.judge.series import Row
 from stability_lab.training.inject import Injector, parse
-from stability_lab.training.loop import Intervals, Loop
+from stability_lab.training.loop import Loop, Run
 
 
 class Recorder:
@@ -41,21 +40,9 @@ class Trained(NamedTuple):
 
 
 def make_loop(run: Run) -> Trained:
-    trainer, sink = run.config.trainer, Recorder()
-    plan = Intervals(
-        max_steps=trainer.max_steps,
-        micro_batch_size=trainer.micro_batch_size,
-        grad_accum_steps=trainer.grad_accum_steps,
-        seq_len=run.config.model.seq_len,
-        log_every=trainer.log_every,
-        eval_every=trainer.eval_every,
-        probe_every=run.config.diagnostics.probe_every,
-        mask_repeats=run.config.sampling.mask_repeats,
-    )
-    measured = {"eval_windows": run.eval_windows, "eval_bytes": run.eval_bytes, "probe_windows": run.probe_windows}
+    sink = Recorder()
     injector = Injector(parse(run.config.debug.inject, run.config.trainer.max_steps))
-    loop = Loop(run.model, run.step, run.schedule, run.sampler, **measured, plan=plan, sink=sink, injector=injector)
-    return Trained(run, loop, sink)
+    return Trained(run, Loop(run, sink, injector), sink)
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +57,7 @@ def trained(prepare):
 
     def train(*overrides: str) -> Trained:
         result = prepare(*overrides)
-        result.loop.run()
+        result.loop.train()
         return result
 
     return train

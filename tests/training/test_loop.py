@@ -1,7 +1,6 @@
 """The loop: one row a step whatever the flush, measurements that touch nothing, and the end of a diverging run."""
 
 import copy
-import dataclasses
 import math
 import os
 import signal
@@ -11,10 +10,11 @@ import torch
 
 from stability_lab.config import ConfigError
 from stability_lab.diagnostics.probe import probe_attention, validate
-from stability_lab.judge.series import perplexity
-from stability_lab.training import loop as loop_module
+from stability_lab.judge import watch
+from stability_lab.judge.series import Row, perplexity
+from stability_lab.judge.verdict import Evidence
+from stability_lab.judge.watch import Watch
 from stability_lab.training.checkpoint import load_weights, save_weights
-from stability_lab.training.history import History, Row, summarise
 from stability_lab.training.inject import Fault, InjectedFault, parse
 
 # The largest power of ten that keeps the weights of the first step finite: Adam divides it by 1 - beta1.
@@ -39,7 +39,7 @@ def test_one_row_a_step(plain):
 
 def test_training_lowers_the_loss(plain):
     assert plain.sink.seen[-1]["train/loss"] < plain.sink.seen[0]["train/loss"] - 0.3
-    assert plain.loop.history.measured["val/loss"] < plain.loop.history.initial["val/loss"] - 0.3
+    assert plain.loop.watch.newest["val/loss"] < plain.loop.watch.initial["val/loss"] - 0.3
 
 
 @pytest.mark.parametrize("log_every", [3, 10])
@@ -59,12 +59,12 @@ def test_measuring_does_not_touch_training(trained, key):
     assert [row["step"] for row in often.sink.seen if name in row] == [1, 2, 3, 4, 5]
     assert [row["step"] for row in never.sink.seen if name in row] == [5]
     assert often.steps == never.steps
-    assert name in never.loop.history.initial
+    assert name in never.loop.watch.initial
 
 
 def test_dropout_is_on_in_training_only(trained, plain):
     dropped = trained("model.dropout=0.1", "trainer.max_steps=7", "trainer.log_every=1")
-    assert dropped.loop.history.initial == plain.loop.history.initial
+    assert dropped.loop.watch.initial == plain.loop.watch.initial
     assert dropped.steps[0]["train/loss"] != plain.steps[0]["train/loss"]
     assert dropped.run.model.training
 
@@ -76,7 +76,7 @@ def test_diverging_run_stops_at_its_first_bad_step(trained, log_every, tmp_path)
     assert [row["step"] for row in result.sink.seen] == [1, 2]
     assert math.isfinite(result.sink.seen[0]["train/loss"])
     assert not math.isfinite(result.sink.seen[1]["train/loss"])
-    assert result.loop.history.n == 2
+    assert result.loop.watch.n == 2
     last = result.sink.events[-1]
     assert (last["event"], last["step"]) == ("nonfinite_step", 2)
     assert all(p.isfinite().all() for p in result.run.step.parameters)
@@ -97,8 +97,7 @@ def test_update_that_overflows_is_found_one_step_later_and_not_saved(trained, tm
 
 
 def test_summary_of_a_diverged_run(trained):
-    history = trained(*DIVERGING).loop.history
-    summary = summarise(history, nonfinite=True, unigram_entropy=3.0, vocab_size=257, warmup_steps=0)
+    _, summary = trained(*DIVERGING).loop.judge()
     assert summary["verdict"] == "diverged"
     assert summary["first_bad_step"] == 2
     assert summary["steps"] == 2
@@ -107,8 +106,9 @@ def test_summary_of_a_diverged_run(trained):
     assert summary["scores"]["loss"]["olmo_core"]["reason"]
 
 
-def test_summary_of_a_sound_run(plain):
-    summary = summarise(plain.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=2)
+def test_summary_of_a_sound_run(plain, monkeypatch):
+    monkeypatch.setattr(plain.loop.watch, "evidence", Evidence(vocab_size=257, warmup_steps=2))
+    _, summary = plain.loop.judge()
     losses = [row["train/loss"] for row in plain.sink.seen]
     assert summary["verdict"] == "stable"
     assert summary["first_bad_step"] is None
@@ -131,10 +131,9 @@ def rows(loss: list[float | None], grad_norm: list[float], skipped: list[float])
 
 
 def test_skipped_steps_are_counted_and_not_judged():
-    history = History()
-    for row in rows([5.0, 4.0, None, 3.0], [1.0, math.inf, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]):
-        history.add(row)
-    summary = summarise(history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    watched = Watch(Evidence(vocab_size=257))
+    watched.add(rows([5.0, 4.0, None, 3.0], [1.0, math.inf, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]))
+    _, summary = watched.judge()
     assert summary["skipped_steps"] == 2
     assert summary["first_bad_step"] is None
     assert summary["verdict"] != "diverged"
@@ -143,7 +142,8 @@ def test_skipped_steps_are_counted_and_not_judged():
 
 
 def test_summary_of_a_run_without_a_step():
-    summary = summarise(History(), nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    judgement, summary = Watch(Evidence()).judge()
+    assert judgement is None
     assert summary["verdict"] is None
     assert summary["steps"] == 0
     assert summary["max_attn_logit"] is None
@@ -171,7 +171,7 @@ def test_a_bad_step_is_skipped_and_the_run_goes_on(trained):
     assert [row["step"] for row in result.sink.seen] == [1, 2, 3, 4, 5, 6]
     assert [row["optim/skipped"] for row in result.sink.seen] == [0, 0, 1, 0, 0, 0]
     assert all(p.isfinite().all() for p in result.run.step.parameters)
-    summary = summarise(result.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    _, summary = result.loop.judge()
     assert summary["verdict"] != "diverged"
     assert summary["skipped_steps"] == 1
 
@@ -181,7 +181,7 @@ def test_a_bad_step_is_warned_of_and_the_verdict_is_diverged(trained):
     assert result.loop.stopped_by is None
     assert len(result.sink.seen) == 6
     assert math.isfinite(result.sink.seen[-1]["train/loss"])
-    summary = summarise(result.loop.history, nonfinite=False, unigram_entropy=None, vocab_size=257, warmup_steps=0)
+    _, summary = result.loop.judge()
     assert summary["verdict"] == "diverged"
     assert summary["first_bad_step"] == 3
 
@@ -209,7 +209,7 @@ def test_the_learning_rate_and_the_batch_are_changed_at_their_step_only(trained,
 def test_an_injected_exception_ends_the_run_at_its_step(prepare):
     result = prepare(*SHORT, "debug.inject=raise@3")
     with pytest.raises(InjectedFault, match="raise@3"):
-        result.loop.run()
+        result.loop.train()
     assert [row["step"] for row in result.sink.seen] == [1, 2]
 
 
@@ -223,7 +223,7 @@ def test_an_injected_kill_is_sent_before_its_step(prepare, monkeypatch):
     monkeypatch.setattr(os, "kill", kill)
     result = prepare(*SHORT, "debug.inject=kill@3")
     with pytest.raises(InjectedFault):
-        result.loop.run()
+        result.loop.train()
     assert sent == [(os.getpid(), signal.SIGKILL)]
     assert [row["step"] for row in result.sink.seen] == [1, 2]
 
@@ -237,10 +237,9 @@ def test_a_fault_that_does_not_exist_is_refused(text):
 
 def test_a_finite_divergence_stops_the_run_and_is_evaluated(prepare, monkeypatch):
     """The rule itself is the judge's; here it says yes from step 4 on."""
-    monkeypatch.setattr(loop_module, "diverged_at", lambda log, warmup: 4 if len(log) >= 4 else None)
+    monkeypatch.setattr(watch, "diverged_at", lambda log, warmup: 4 if len(log) >= 4 else None)
     result = prepare(*SHORT)
-    result.loop.plan = dataclasses.replace(result.loop.plan, stop_on_divergence=True)
-    result.loop.run()
+    result.loop.train()
     assert result.loop.stopped_by == "divergence"
     assert [row["step"] for row in result.sink.seen] == [1, 2, 3, 4]
     assert "val/loss" in result.sink.seen[-1]
@@ -250,7 +249,7 @@ def test_a_finite_divergence_stops_the_run_and_is_evaluated(prepare, monkeypatch
 def test_flush_delivers_what_is_pending(prepare):
     half = prepare("trainer.log_every=10")
     for step in (1, 2):
-        half.loop._train(step)
+        half.loop._take(step)
     assert half.sink.seen == []
     half.loop.flush()
     assert [row["step"] for row in half.sink.seen] == [1, 2]

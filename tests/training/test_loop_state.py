@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from stability_lab.judge import watch
+from stability_lab.judge.series import Row
 from stability_lab.training import loop as loop_module
 from stability_lab.training.checkpoint import Checkpoints, find_newest
-from stability_lab.training.history import Row
 
 STEPS = ("trainer.max_steps=13", "trainer.log_every=4", "trainer.eval_every=5", "diagnostics.probe_every=3")
 CASES = {
@@ -58,10 +58,8 @@ def assert_same(ours, other) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name].nan_to_num(nan=7.0), b[name].nan_to_num(nan=7.0)), name
-    plain = [{k: v for k, v in x.loop.state().plain.items() if k != "history"} for x in (ours, other)]
+    plain = [{k: v for k, v in x.loop.state().plain.items() if k != "tokens_per_s"} for x in (ours, other)]
     assert plain[0] == plain[1]
-    for name in ("initial", "measured", "best"):
-        assert getattr(ours.loop.history, name) == getattr(other.loop.history, name)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,18 +67,18 @@ def assert_same(ours, other) -> None:
 def test_it_goes_on_bit_for_bit(prepare, tmp_path, case, stop):
     """Step 4 is a flush of its own; at 7 only the interruption flushes."""
     whole = prepared(prepare, case, tmp_path / "whole")
-    whole.loop.run()
+    whole.loop.train()
     first = prepared(prepare, case, tmp_path / "parts")
     first.loop.interrupted = lambda: first.loop._pending[-1]["step"] == stop
-    first.loop.run()
+    first.loop.train()
     assert first.loop.stopped_by == "interruption"
-    assert len(first.sink.seen) == first.loop.history.n == stop
+    assert len(first.sink.seen) == first.loop.watch.n == stop
     torch.manual_seed(123)  # another process starts with other random numbers
     second = prepared(prepare, case, tmp_path / "parts")
     newest = find_newest(tmp_path / "parts")
     assert newest.state is not None
     second.loop.load_state(newest.state)
-    second.loop.run()
+    second.loop.train()
     assert second.loop.stopped_by is None
     assert rows_of(first) + rows_of(second) == rows_of(whole)
     assert repr(first.sink.events + second.sink.events) == repr(whole.sink.events)
@@ -92,9 +90,9 @@ def test_it_goes_on_bit_for_bit(prepare, tmp_path, case, stop):
 
 def test_checkpoints_in_between_change_nothing(prepare, tmp_path):
     never = prepared(prepare, "dropout, accumulation, wsd", tmp_path / "never")
-    never.loop.run()
+    never.loop.train()
     often = prepared(prepare, "dropout, accumulation, wsd", tmp_path / "often", every=1)
-    often.loop.run()
+    often.loop.train()
     assert rows_of(often) == rows_of(never)
     assert [("perf/tokens_per_s" in row) for row in often.sink.seen] == [
         ("perf/tokens_per_s" in row) for row in never.sink.seen
@@ -107,26 +105,25 @@ def test_checkpoints_in_between_change_nothing(prepare, tmp_path):
 @pytest.mark.parametrize("stop", [5, 6])
 def test_a_divergence_stops_a_run_at_the_same_step_whether_it_was_resumed_or_not(prepare, tmp_path, monkeypatch, stop):
     """The judge is asked every few steps; the rule here says yes from step 6 on."""
-    monkeypatch.setattr(loop_module, "diverged_at", lambda log, warmup: 6 if len(log) >= 6 else None)
+    monkeypatch.setattr(watch, "diverged_at", lambda log, warmup: 6 if len(log) >= 6 else None)
 
     def make():
         result = prepare("trainer.max_steps=30", "trainer.log_every=2", "trainer.eval_every=3")
-        result.loop.plan = dataclasses.replace(result.loop.plan, stop_on_divergence=True)
         result.loop.checkpoints = Checkpoints(tmp_path, None, 2)
         return result
 
     whole = make()
-    whole.loop.run()
+    whole.loop.train()
     assert whole.loop.stopped_by == "divergence"
     first = make()
     first.loop.interrupted = lambda: first.loop._pending[-1]["step"] == stop
-    if stop < whole.loop.history.n:
-        first.loop.run()
+    if stop < whole.loop.watch.n:
+        first.loop.train()
         second = make()
         newest = find_newest(tmp_path)
         assert newest.state is not None
         second.loop.load_state(newest.state)
-        second.loop.run()
+        second.loop.train()
         assert second.loop.stopped_by == "divergence"
         assert rows_of(first) + rows_of(second) == rows_of(whole)
 
@@ -135,7 +132,7 @@ def test_a_divergence_stops_a_run_at_the_same_step_whether_it_was_resumed_or_not
 def test_a_run_that_a_bad_step_ends_leaves_the_weights_before_it(prepare, tmp_path, every):
     result = prepare("trainer.max_steps=6", "trainer.log_every=3", "debug.inject=nan_grad@5")
     result.loop.checkpoints = Checkpoints(tmp_path, every, 2)
-    result.loop.run()
+    result.loop.train()
     assert result.loop.stopped_by == "nonfinite"
     newest = find_newest(tmp_path)
     assert (newest.state is None) == (every is None)
@@ -154,11 +151,11 @@ def test_the_best_weights_are_those_of_the_lowest_validation_loss(prepare, tmp_p
     )
     result = prepare("trainer.max_steps=4", "trainer.eval_every=1", "trainer.log_every=1")
     result.loop.checkpoints = Checkpoints(tmp_path, 1, 9)
-    result.loop.run()
+    result.loop.train()
     best = (tmp_path / "best" / "model.safetensors").read_bytes()
     assert best == (tmp_path / "step-000002" / "model.safetensors").read_bytes()
     assert best != (tmp_path / "last" / "model.safetensors").read_bytes()
-    assert result.loop.history.best["step"] == 2
+    assert result.loop.watch.best["step"] == 2
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_the_run_says_so(prepare, tmp_path, monkeypatch):
@@ -166,7 +163,7 @@ def test_weights_that_are_not_finite_are_not_saved_and_the_run_says_so(prepare, 
     monkeypatch.setattr(loop_module._log, "warning", lambda text, *values: said.append(text % values))
     result = prepare("optimizer.lr=1e38", "schedule.warmup_steps=0", "trainer.max_steps=3")
     result.loop.checkpoints = Checkpoints(tmp_path, 1, 2)
-    result.loop.run()
+    result.loop.train()
     assert result.loop.stopped_by == "nonfinite"
     assert not list(tmp_path.glob("*/model.safetensors"))
     assert said[0] == "no checkpoint at step 1: a weight is not finite, so the one before it stays"
@@ -192,23 +189,23 @@ class Stream:
 def test_a_source_with_a_state_of_its_own_goes_on_too(prepare, tmp_path):
     def make():
         result = prepared(prepare, "plain", tmp_path)
-        result.loop.sampler = Stream(result.loop.sampler)
+        result.loop.run = result.run._replace(sampler=Stream(result.run.sampler))
         return result
 
     whole, first, second = make(), make(), make()
-    whole.loop.run()
+    whole.loop.train()
     first.loop.interrupted = lambda: first.loop._pending[-1]["step"] == 6
-    first.loop.run()
+    first.loop.train()
     newest = find_newest(tmp_path)
     assert newest.state is not None
     second.loop.load_state(newest.state)
-    second.loop.run()
+    second.loop.train()
     assert rows_of(first) + rows_of(second) == rows_of(whole)
 
 
 def test_a_state_of_another_run_is_refused(prepare, tmp_path):
     result = prepared(prepare, "plain", tmp_path)
-    result.loop.run()
+    result.loop.train()
     good = result.loop.state()
     training = dict(good.training)
     for broken in (
@@ -220,8 +217,8 @@ def test_a_state_of_another_run_is_refused(prepare, tmp_path):
         good._replace(training=training | {"optimizer/exp_avg/nobody": torch.zeros(1)}),
         good._replace(training=training | {"random/cpu": torch.zeros(3, dtype=torch.uint8)}),
         good._replace(plain=good.plain | {"step": 5}),
-        good._replace(plain=good.plain | {"history": []}),
-        good._replace(plain=good.plain | {"judged": "many"}),
+        good._replace(plain=good.plain | {"watch": []}),
+        good._replace(plain=good.plain | {"watch": good.plain["watch"] | {"looked_at": "many"}}),
         good._replace(plain=good.plain | {"sampler": {}}),
     ):
         with pytest.raises(ValueError, match=r".+"):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability_lab.build import Run
 from stability_lab.model.transformer import GPT
+from stability_lab.training.loop import Run
 from stability_lab.training.step import COLUMNS, LossScale, forward_loss
 
 
