@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability_lab.build import Run
 from stability_lab.data.sources.corpus import split_documents
 from stability_lab.diagnostics.probe import evaluating, probe_attention, validate
 from stability_lab.model.rope import rotate
 from stability_lab.plugins.instantiate import instantiate
+from stability_lab.training.loop import Run
 
 
 @pytest.fixture(scope="module")

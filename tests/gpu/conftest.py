@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stability_lab.build import Run, build_run
+from stability_lab.build import build_run
 from stability_lab.config import TrainConfig
+from stability_lab.training.loop import Run
 from stability_lab.training.step import COLUMNS
 
 # A head of 16 is the smallest that FlexAttention's kernel takes.

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from stability_lab.build import Run
 from stability_lab.judge.events import find_events
-from stability_lab.training.loop import Loop
+from stability_lab.training.loop import Loop, Run
 from stability_lab.training.optimizers import build_adamw, guarded_step
 from stability_lab.training.step import COLUMNS
 
