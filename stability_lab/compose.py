@@ -316,7 +316,10 @@ def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]
                 raise ConfigError(f"{key}=[{','.join(map(str, value))}]: choose one; only stabilizers take a list")
             if not isinstance(value, Glob) and str(value) not in groups[key]:
                 shown = "null" if value is None else value
-                raise ConfigError(f"{key}={shown} is not an option: {did_you_mean(str(shown), groups[key])}")
+                hint = did_you_mean(str(shown), groups[key])
+                if key == "data" and Path(str(shown)).exists():
+                    hint = f"to train on this text, write data=text data.path={shown}"
+                raise ConfigError(f"{key}={shown} is not an option: {hint}")
 
 
 def _chosen(job: list[str], group: str) -> set[str]:

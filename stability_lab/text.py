@@ -12,13 +12,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' with the closest of `known`, or what there is to choose from."""
+def did_you_mean(word: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """' Did you mean ...?' with the closest of `known`, or what there is to choose from.
+
+    `elsewhere`: dotted keys of other places, of which the last part may be what was meant.
+    """
     known = sorted(known)
-    folded = {name.casefold(): name for name in known}
-    close = get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {folded[close[0]]}?"
+    places = {name.casefold(): [name] for name in known}
+    for key in sorted(elsewhere):
+        places.setdefault(key.rpartition(".")[2].casefold(), []).append(key)
+    word = word.casefold()
+    meant = places.get(word) or [key for last, keys in places.items() if f"_{word}_" in f"_{last}_" for key in keys]
+    for last in get_close_matches(word, places, n=1, cutoff=0.6) if not meant else ():
+        meant = places[last]
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
     return f"known are {', '.join(known)}" if known else "there is none to set"
 
 

@@ -249,6 +249,12 @@ def test_a_sweep_over_quoted_values() -> None:
         (["model=null"], "model=null is not an option: known are"),
         (["trainer=7"], "trainer=7 is not an option: known are default"),
         (["+stabiliser=qknorm"], "stabiliser is not a key of the configuration: did you mean stabilizer?"),
+        (["lr=0.01"], "lr is not a key of the configuration: did you mean optimizer.lr?"),
+        (["max_steps=10"], "max_steps is not a key of the configuration: did you mean trainer.max_steps?"),
+        (["steps=100"], "did you mean schedule.warmup_steps or trainer.grad_accum_steps or trainer.max_steps?"),
+        (["batch_size=8"], "did you mean trainer.micro_batch_size?"),
+        (["optimizer.n_layers=2"], "did you mean model.n_layers?"),
+        (["zzz=3"], "known are data, data_seed, debug, "),
         (["+sed=3"], "sed is not a key of the configuration: did you mean seed?"),
         (["optimizer.lrr=3"], "optimizer.lrr is not a key of the configuration: did you mean lr?"),
         (["-m", "seed=1,-2"], "seed=-2: must be 0 or more"),
@@ -269,6 +275,13 @@ def test_a_sweep_over_quoted_values() -> None:
 )
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert sentence in refusal(*arguments)
+
+
+def test_a_file_for_an_option_of_data_is_a_path(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    assert "is not an option: known are" in refusal(f"data={book}")
+    book.touch()
+    assert refusal(f"data={book}").endswith(f"to train on this text, write data=text data.path={book}")
 
 
 def test_an_interpolation_that_leads_nowhere_names_its_key() -> None:

@@ -10,12 +10,12 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from stability_lab.text import did_you_mean
+from stability_lab.text import did_you_mean, flatten
 
 
 class ConfigError(ValueError):
@@ -193,7 +193,7 @@ OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     """The typed and checked configuration of a resolved plain dict; ConfigError for anything that is wrong."""
-    config = _typed(TrainConfig, plain, "")
+    config = _typed(TrainConfig, plain, "", flatten(plain))
     if not config.output_dir.strip():
         raise ConfigError("output_dir is empty: give a folder, such as outputs")
     for key in ("group", "run_name"):
@@ -213,13 +213,16 @@ def typed_fields(cls: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
-def _typed(cls: type, plain: Any, prefix: str) -> Any:
+def _typed(cls: type, plain: Any, prefix: str, keys: Iterable[str]) -> Any:
+    """`keys` are those of the whole configuration, for a hint where one stands in the wrong place."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')}={plain!r}: must be a group of keys, not a single value")
     types = typed_fields(cls)
     for name in plain:
         if name not in types:
-            raise ConfigError(f"{prefix}{name} is not a key of the configuration: {did_you_mean(str(name), types)}")
+            elsewhere = [key for key in keys if key.rpartition(".")[0] != prefix.rstrip(".")]
+            hint = did_you_mean(str(name), types, elsewhere)
+            raise ConfigError(f"{prefix}{name} is not a key of the configuration: {hint}")
     values = {}
     for f in dataclasses.fields(cls):
         key = prefix + f.name
@@ -229,7 +232,7 @@ def _typed(cls: type, plain: Any, prefix: str) -> Any:
             raise ConfigError(f"{key} is missing: give it a value")
         kind = types[f.name]
         if dataclasses.is_dataclass(kind):
-            values[f.name] = _typed(kind, plain[f.name], key + ".")  # pyright: ignore[reportArgumentType]
+            values[f.name] = _typed(kind, plain[f.name], key + ".", keys)  # pyright: ignore[reportArgumentType]
         else:
             values[f.name] = convert(key, plain[f.name], kind)
             check_bounds(key, values[f.name], f.metadata)
