@@ -33,12 +33,11 @@ def stabilizer_table() -> str:
             f"[{row['name']}](docs/stabilizers/{row['name']}.md)",
             ", ".join(f"`{seam}`" for seam in row["seams"]) or "–",
             f"`{parameters}`" if parameters else "–",
-            row["attention"],
             row["paper"] if row["paper"] != "-" else "–",
             row["summary"],
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    head = "| name | seam | parameters | attention | papers | what it does |\n|---|---|---|---|---|---|"
+    head = "| name | seam | parameters | papers | what it does |\n|---|---|---|---|---|"
     return "\n".join([head, *rows])
 
 

@@ -1,69 +1,105 @@
-"""The command `stabilizers`: what there is to choose from, read from the YAML files and their classes."""
+"""The command `stabilizers`: what there is to choose from, read from the YAML files and the source of their classes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from stability_lab.config import Parser, config_dir
+from stability_lab.config import ConfigError, Parser, config_dir
+from stability_lab.plugins.source import class_text
+from stability_lab.plugins.trust import PACKAGE, config_folders, is_trusted
+from stability_lab.text import did_you_mean, shown
+
+_COLUMNS = ("name", "seam", "parameters", "what it does")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="stability_lab stabilizers",
-        description="Table of all stabilizers: name, seam, parameters with their defaults, papers, attention path. "
-        "Select with +stabilizer=NAME, several with '+stabilizer=[A,B]'.",
+        description="Table of all stabilizers: name, seam, parameters with their defaults. With a name: its equation, "
+        "why it helps, its papers and options. Select with +stabilizer=NAME, several with '+stabilizer=[A,B]'.",
     )
+    parser.add_argument("name", nargs="?", help="one of them")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of configs of your own, as for train")
+    parser.add_argument("--allow", metavar="PACKAGE", help="a package of your own in which their classes are")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     args = parser.parse_args(argv)
-    rows = stabilizers()
+    rows = list(stabilizers(args.config_dir))
+    if args.name is not None:
+        named = [row for row in rows if row["name"] == args.name]
+        if not named:
+            known = [row["name"] for row in rows]
+            raise ConfigError(f"{args.name} is not a stabilizer: {did_you_mean(args.name, known)}")
+        rows = named
     if args.format == "json":
         print(json.dumps(rows, indent=2))
-        return 0
-    headers = ("name", "seam", "parameters", "attention", "papers", "what it does")
+    else:
+        print("\n\n".join(map(_page, rows)) if args.name is not None else _table(rows))
+    return 0
+
+
+def stabilizers(folder: Path | None = None) -> Iterator[dict[str, Any]]:
+    """One row an option of the group `stabilizer`, `none` first, then ours and those of other packages and `folder`."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder}: there is no such folder")
+    for source in (config_dir(), *config_folders().values(), *([] if folder is None else [folder])):
+        for file in sorted((source / "stabilizer").glob("*.yaml"), key=lambda file: (file.stem != "none", file.stem)):
+            node = _options(file)
+            target = str(node.get("_target_", f"{PACKAGE}.none"))
+            text = class_text(target)
+            yield {
+                "name": file.stem,
+                "package": target.partition(".")[0],
+                "trusted": is_trusted(target),
+                "seams": text.seams(),
+                "parameters": {key: _yaml(value) for key, value in node.items() if key != "_target_"},
+                "paper": text.constants.get("paper", "-"),
+                "summary": text.constants.get("summary", "-" if node else "the baseline: no stabilizer"),
+                "docstring": text.docstring,
+                "file": str(file),
+            }
+
+
+def _options(file: Path) -> dict[str, Any]:
+    """What the file holds under its own name."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    node = content.get(file.stem) if isinstance(content, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         (
             row["name"],
             ", ".join(row["seams"]) or "-",
             " ".join(f"{key}={value}" for key, value in row["parameters"].items()) or "-",
-            row["attention"],
-            row["paper"],
-            row["summary"],
+            row["summary"] + ("" if row["package"] == PACKAGE else f" ({_whose(row)})"),
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in [headers, *cells]) for i in range(len(headers))]
-    for line in [headers, *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return 0
+    lines = [[shown(cell) for cell in line] for line in (_COLUMNS, *cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
-def stabilizers() -> list[dict[str, Any]]:
-    """One row an option of the group `stabilizer`, `none` first."""
-    import yaml
+def _whose(row: Mapping[str, Any]) -> str:
+    return f"of {row['package']}" + ("" if row["trusted"] else f", needs --allow {row['package']}")
 
-    from stability_lab.build import fill_seams
-    from stability_lab.model.attention import choose_backend
-    from stability_lab.plugins.instantiate import instantiate
 
-    rows = []
-    for path in sorted((config_dir() / "stabilizer").glob("*.yaml"), key=lambda p: (p.stem != "none", p.stem)):
-        options = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        built = [instantiate(node, f"stabilizer.{name}") for name, node in options.items()]
-        seams = fill_seams(built)
-        node = options.get(path.stem, {})
-        rows.append(
-            {
-                "name": path.stem,
-                "seams": list(seams.owners),
-                "parameters": {key: _yaml(value) for key, value in node.items() if key != "_target_"},
-                "attention": choose_backend("auto", seams).name,
-                "paper": built[0].paper if built else "-",
-                "summary": built[0].summary if built else "the baseline: pre-norm LayerNorm, no stabilizer",
-            }
-        )
-    return rows
+def _page(row: Mapping[str, Any]) -> str:
+    options = Path(row["file"]).read_text(encoding="utf-8").rstrip()
+    parts = [f"{row['name']}: {row['summary']} ({_whose(row)})", row["docstring"] or row["summary"]]
+    text = "\n\n".join([*parts, f"{row['file']}\n{options}", f"select with +stabilizer={row['name']}"])
+    return "\n".join(map(shown, text.splitlines()))
 
 
 def _yaml(value: Any) -> str:

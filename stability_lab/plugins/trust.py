@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def allowing(prefixes: Sequence[str]) -> Iterator[None]:
         sys.path.append(os.getcwd())  # a console script has its own folder there instead
     try:
         for prefix in prefixes:
-            if not all(word.isidentifier() for word in prefix.split(".")) or _spec(prefix.split(".")[0]) is None:
+            if not all(word.isidentifier() for word in prefix.split(".")) or spec_of(prefix.split(".")[0]) is None:
                 raise ConfigError(
                     f"--allow {prefix}: no package of this name is installed, on PYTHONPATH or in this folder"
                 )
@@ -89,7 +90,7 @@ def config_folders() -> dict[str, Path]:
     """Package -> its folder `configs`, of the installed packages that offer a class and have one."""
     found = {}
     for package in sorted({point.module.partition(".")[0] for point in offered().values()}):
-        spec = _spec(package)
+        spec = spec_of(package)
         for place in (spec and spec.submodule_search_locations) or ():
             if (folder := Path(place) / "configs").is_dir():
                 found[package] = folder
@@ -133,7 +134,7 @@ def _targets(node: Any) -> Iterator[str]:
             yield from _targets(value)
 
 
-def _spec(package: str) -> Any:
+def spec_of(package: str) -> ModuleSpec | None:
     """Where a top-level package is; it is not imported."""
     try:
         return importlib.util.find_spec(package)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -30,13 +33,12 @@ def logging_as_before() -> Iterator[None]:
 def test_table_has_every_stabilizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["stabilizers"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split()[:5] == ["name", "seam", "parameters", "attention", "papers"]
+    assert header.split()[:3] == ["name", "seam", "parameters"]
     names = [line.split()[0] for line in lines]
     assert names[0] == "none"
     assert sorted(names) == sorted(OPTIONS)
     zloss = next(line for line in lines if line.startswith("zloss"))
-    assert zloss.split()[1:4] == ["loss_terms", "weight=0.0001", "sdpa"]
-    assert "2204.02311" in zloss
+    assert zloss.split()[1:4] == ["loss_terms", "weight=0.0001", "penalty"]
 
 
 def test_json_has_every_stabilizer_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +53,36 @@ def test_json_has_every_stabilizer_with_its_defaults(capsys: pytest.CaptureFixtu
             assert row["seams"], name
             assert row["summary"], name
             assert row["paper"], name
+
+
+def test_one_is_a_page(run_command) -> None:
+    shown = run_command("stabilizers", "zloss")
+    assert shown.code == 0
+    for words in ("log Z = logsumexp(logits)", "arXiv:2204.02311", "weight: 1.0e-4", "+stabilizer=zloss"):
+        assert words in shown.out
+    assert "did you mean zloss?" in run_command("stabilizers", "zlos").err
+    (row,) = json.loads(run_command("stabilizers", "zloss", "--format", "json").out)
+    assert row["name"] == "zloss"
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = "import sys; from stability_lab import cli; cli.run(['stabilizers']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_files_that_hold_no_stabilizer(tmp_path: Path, run_command) -> None:
+    folder = tmp_path / "stabilizer"
+    folder.mkdir()
+    (folder / "odd.yaml").write_text("[1, 2]", encoding="utf-8")
+    (folder / "gone.yaml").write_text("gone: {_target_: no_such.Thing}", encoding="utf-8")
+    lines = run_command("stabilizers", "--config-dir", str(tmp_path)).out.splitlines()
+    assert lines[-2].split(maxsplit=3)[3] == "- (of no_such, needs --allow no_such)"
+    (folder / "odd.yaml").write_text("{", encoding="utf-8")
+    shown = run_command("stabilizers", "--config-dir", str(tmp_path))
+    assert (shown.code, shown.err.count("\n")) == (2, 1)
+    assert "odd.yaml cannot be read" in shown.err
+    assert "there is no such folder" in run_command("stabilizers", "--config-dir", str(tmp_path / "x")).err
 
 
 @pytest.mark.slow
