@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stability_lab.config import ConfigError, Parser, config_dir
-from stability_lab.plugins.source import class_text
-from stability_lab.plugins.trust import PACKAGE, config_folders, is_trusted
+from stability_lab.config import ConfigError, Parser
+from stability_lab.plugins.catalogue import class_text, options
+from stability_lab.plugins.trust import PACKAGE, is_trusted
 from stability_lab.text import did_you_mean, shown
 
 _COLUMNS = ("name", "seam", "parameters", "what it does")
@@ -42,36 +42,20 @@ def main(argv: Sequence[str]) -> int:
 
 def stabilizers(folder: Path | None = None) -> Iterator[dict[str, Any]]:
     """One row an option of the group `stabilizer`, `none` first, then ours and those of other packages and `folder`."""
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--config-dir {folder}: there is no such folder")
-    for source in (config_dir(), *config_folders().values(), *([] if folder is None else [folder])):
-        for file in sorted((source / "stabilizer").glob("*.yaml"), key=lambda file: (file.stem != "none", file.stem)):
-            node = _options(file)
-            target = str(node.get("_target_", f"{PACKAGE}.none"))
-            text = class_text(target)
-            yield {
-                "name": file.stem,
-                "package": target.partition(".")[0],
-                "trusted": is_trusted(target),
-                "seams": text.seams(),
-                "parameters": {key: _yaml(value) for key, value in node.items() if key != "_target_"},
-                "paper": text.constants.get("paper", "-"),
-                "summary": text.constants.get("summary", "-" if node else "the baseline: no stabilizer"),
-                "docstring": text.docstring,
-                "file": str(file),
-            }
-
-
-def _options(file: Path) -> dict[str, Any]:
-    """What the file holds under its own name."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    node = content.get(file.stem) if isinstance(content, dict) else None
-    return node if isinstance(node, dict) else {}
+    for file, node in sorted(options("stabilizer", folder), key=lambda option: option[0].stem != "none"):
+        target = str(node.get("_target_", f"{PACKAGE}.none"))
+        text = class_text(target)
+        yield {
+            "name": file.stem,
+            "package": target.partition(".")[0],
+            "trusted": is_trusted(target),
+            "seams": text.seams(),
+            "parameters": {key: _yaml(value) for key, value in node.items() if key != "_target_"},
+            "paper": text.constants.get("paper", "-"),
+            "summary": text.constants.get("summary", "-" if node else "the baseline: no stabilizer"),
+            "docstring": text.docstring,
+            "file": str(file),
+        }
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -96,9 +80,9 @@ def _whose(row: Mapping[str, Any]) -> str:
 
 
 def _page(row: Mapping[str, Any]) -> str:
-    options = Path(row["file"]).read_text(encoding="utf-8").rstrip()
+    yaml = Path(row["file"]).read_text(encoding="utf-8").rstrip()
     parts = [f"{row['name']}: {row['summary']} ({_whose(row)})", row["docstring"] or row["summary"]]
-    text = "\n\n".join([*parts, f"{row['file']}\n{options}", f"select with +stabilizer={row['name']}"])
+    text = "\n\n".join([*parts, f"{row['file']}\n{yaml}", f"select with +stabilizer={row['name']}"])
     return "\n".join(map(shown, text.splitlines()))
 
 

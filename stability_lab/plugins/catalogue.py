@@ -1,14 +1,33 @@
-"""What a class says of itself, read from its file: nothing is imported, so a list of classes needs neither torch nor
-trust."""
+"""The options of a group and what their classes say of themselves, read from YAML and source: nothing is imported, so
+a list of them needs neither torch nor trust."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from stability_lab.plugins.trust import spec_of
+from stability_lab.config import ConfigError, config_dir
+from stability_lab.plugins.trust import config_folders, spec_of
+
+
+def options(group: str, folder: Path | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """File and node of each option that a file holds under its own name: ours, those of installed packages and those
+    of `folder`. ConfigError for a file that is no YAML."""
+    import yaml
+
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder}: there is no such folder")
+    for source in (config_dir(), *config_folders().values(), *([] if folder is None else [folder])):
+        for file in sorted((source / group).glob("*.yaml")):
+            try:
+                content = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+                raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+            node = content.get(file.stem) if isinstance(content, dict) else None
+            yield file, node if isinstance(node, dict) else {}
 
 
 class ClassText(NamedTuple):
