@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab.config import ConfigError, Parser
-from stability_lab.plugins.catalogue import class_text, options
+from stability_lab.plugins.option_files import class_text, options
 from stability_lab.plugins.trust import PACKAGE, is_trusted
 from stability_lab.text import did_you_mean, shown
 
