@@ -8,6 +8,7 @@ from stability_lab.config.roles import (
     in_suggestion,
     may_change_on_resume,
     role_of,
+    schema_keys,
     tells_arms_apart,
 )
 from stability_lab.config.schema import (
@@ -48,6 +49,7 @@ __all__ = [
     "in_suggestion",
     "may_change_on_resume",
     "role_of",
+    "schema_keys",
     "tells_arms_apart",
     "typed_fields",
 ]

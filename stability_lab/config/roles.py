@@ -8,8 +8,9 @@ and of somebody's own training loop among them; and of overrides, which may also
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from stability_lab.config.schema import Role, TrainConfig, typed_fields
 
@@ -19,19 +20,18 @@ _COUNTS_OF_STEPS = ("trainer.max_steps", "trainer.eval_every", "diagnostics.prob
 _CHECKED_ON_RESUME = ("trainer.max_steps", "data.path")
 
 
-def _roles(schema: type, prefix: str = "") -> dict[str, Role]:
-    kinds = typed_fields(schema)
-    roles: dict[str, Role] = {}
-    for f in dataclasses.fields(schema):
-        if dataclasses.is_dataclass(kinds[f.name]):
-            roles |= _roles(kinds[f.name], f"{prefix}{f.name}.")
+def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Flat name, field and type of each key; an open set is one key."""
+    fields = {f.name: f for f in dataclasses.fields(schema)}
+    for name, kind in typed_fields(schema).items():
+        if dataclasses.is_dataclass(kind):
+            yield from schema_keys(kind, f"{prefix}{name}.")
         else:
-            roles[prefix + f.name] = f.metadata["role"]
-    return roles
+            yield prefix + name, fields[name], kind
 
 
-# Of each key of the schema, and of each open set as a whole. Hydra's own keys say where the jobs of a sweep run.
-ROLES: Mapping[str, Role] = {**_roles(TrainConfig), "hydra": "place"}
+# Hydra's own keys say where the jobs of a sweep run.
+ROLES: Mapping[str, Role] = {**{key: f.metadata["role"] for key, f, _ in schema_keys(TrainConfig)}, "hydra": "place"}
 
 
 def role_of(key: str) -> Role:
