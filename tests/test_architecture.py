@@ -109,7 +109,7 @@ def test_each_service_lives_in_one_file() -> None:
     assert all(name.startswith("compare/figures/") for name in importers("matplotlib"))
     assert importers("torch.distributed") <= {"training/distributed.py", "training/checkpoint.py"}
     # For the Trainer's callback; else only tests compare with it.
-    assert importers("transformers") == {"monitoring/monitor.py"}
+    assert importers("transformers") == {"monitoring/callback.py"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

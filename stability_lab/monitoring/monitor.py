@@ -30,7 +30,7 @@ from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.run_files import RunFiles
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
+    from stability_lab.monitoring.callback import MonitorCallback
 
 _log = logging.getLogger("stability_lab")
 _LOW = (torch.float16, torch.bfloat16)
@@ -146,9 +146,11 @@ class Monitor:
         """
         return self._end("completed", None)
 
-    def callback(self, *, stop_on_divergence: bool = True) -> TrainerCallback:
+    def callback(self, *, stop_on_divergence: bool = True) -> MonitorCallback:
         """A callback for `transformers.Trainer`, which records what the Trainer logs; call `finish` afterwards."""
-        return _trainer_callback(self, stop_on_divergence)
+        from stability_lab.monitoring.callback import MonitorCallback
+
+        return MonitorCallback(self, stop_on_divergence)
 
     def __enter__(self) -> Monitor:
         return self
@@ -231,7 +233,13 @@ def _config(given: Any) -> dict[str, Any]:
     config = _plain(given)
     optimizer = config.get("optimizer")
     optimizer = dict(optimizer) if isinstance(optimizer, dict) else {"name": optimizer} if optimizer else {}
-    lr = next((v for v in (optimizer.get("lr"), config.get("lr"), config.get("learning_rate")) if v is not None), None)
+    lr = optimizer.get("lr")
+    for name in ("lr", "learning_rate"):
+        # Moved and not copied: a comparison would take two keys that differ from run to run for two settings.
+        if lr is None:
+            lr = config.pop(name, None)
+        elif config.get(name) == lr:
+            del config[name]
     try:
         optimizer["lr"] = math.nan if lr is None else float(lr)
     except (TypeError, ValueError):
@@ -283,40 +291,3 @@ def _global_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 def _has_nonfinite(model: nn.Module) -> bool:
     local = (p for p in model.parameters() if not (p.is_meta or hasattr(p, "full_tensor")))
     return any(not bool(p.isfinite().all()) for p in local)
-
-
-def _trainer_callback(monitor: Monitor, stop_on_divergence: bool) -> TrainerCallback:
-    from transformers import TrainerCallback
-
-    class MonitorCallback(TrainerCallback):
-        """Rows from what the Trainer logs: its mean loss since the last log, and the newest gradient norm."""
-
-        tokens = 0
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            stride = getattr(args, "logging_steps", 1)
-            if state.is_world_process_zero and (args.logging_strategy != "steps" or stride != 1):
-                every = f"{stride} steps" if args.logging_strategy == "steps" else str(args.logging_strategy)
-                _log.warning("the Trainer logs every %s: a spike in between is not seen; set logging_steps=1", every)
-            if state.is_world_process_zero and getattr(args, "logging_nan_inf_filter", False):
-                _log.warning("the Trainer hides losses that are not finite; set logging_nan_inf_filter=False")
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            logs = logs or {}
-            if "loss" in logs:
-                seen = getattr(state, "num_input_tokens_seen", 0)
-                monitor.step(
-                    logs["loss"],
-                    lr=logs.get("learning_rate"),
-                    grad_norm=logs.get("grad_norm"),
-                    tokens=seen - self.tokens if seen else None,
-                    skipped=bool(getattr(rest.get("optimizer"), "step_was_skipped", False)),
-                    step=state.global_step,
-                )
-                self.tokens = seen
-            if "eval_loss" in logs:
-                monitor.log_validation(logs["eval_loss"], step=state.global_step)
-            if stop_on_divergence and monitor.should_stop:
-                control.should_training_stop = True
-
-    return MonitorCallback()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import itertools
 import json
 import logging
 import math
@@ -454,12 +455,27 @@ def test_a_namespace_is_a_config_and_its_credentials_stay_out(tmp_path: Path) ->
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert kept == {
         "seed": 5,
-        "lr": 0.1,
         "api_key": "[redacted]",
         "pad_token": "<|bos|>",
         "hub": {"password": "[redacted]"},
         "optimizer": {"lr": 0.1},
     }
+
+
+@pytest.mark.parametrize("config", [{"lr": 0}, {"learning_rate": 0}, {"optimizer": {"lr": 0}, "lr": 0}])
+def test_runs_of_an_own_loop_are_compared_over_one_learning_rate(
+    tmp_path: Path, config: dict[str, Any], run_command: Any
+) -> None:
+    for i, (arm, lr, seed) in enumerate(itertools.product(("none", "qknorm"), (0.1, 0.3, 1.0), (0, 1))):
+        given = {"seed": seed} | {key: {"lr": lr} if key == "optimizer" else lr for key in config}
+        with Monitor(tmp_path / "all" / str(i), config=given, stabilizers=[arm] if arm != "none" else ()) as monitor:
+            for step in range(120):
+                monitor.step(4 - step / 100 + lr * (arm == "none") + seed / 100, grad_norm=1.0, lr=lr)
+            monitor.log_validation(3.0 + lr * (arm == "none") + seed / 100)
+    shown = run_command("compare", str(tmp_path / "all"))
+    assert shown.code == 0
+    assert "Learning rates" in shown.out
+    assert shown.out.startswith("12 runs, 2 of stabilizer at each lr;")
 
 
 def test_strange_initial_loss_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
