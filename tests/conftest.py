@@ -6,6 +6,7 @@ import functools
 import io
 import logging
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -42,6 +43,14 @@ ComposeConfig = Callable[..., TrainConfig]
 def _compose(*overrides: str) -> TrainConfig:
     (job,) = compose_jobs(read_command_line(overrides))
     return job.config
+
+
+@pytest.fixture
+def in_the_foreground() -> Iterator[None]:
+    """Ctrl-C counts, here and in child processes: a shell starts its background jobs with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

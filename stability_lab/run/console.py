@@ -7,11 +7,22 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from stability_lab.text import printable
 
 _ALL = logging.getLogger("stability_lab")
 _SWEEP = "stability_lab.run.sweep"
+
+
+class _AboveTheBar(logging.StreamHandler[TextIO]):
+    """A line that is written beside a progress bar would be glued to it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm  # not at the top, where `--help` would wait for it
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
 
 
 class _Printable(logging.Formatter):
@@ -39,7 +50,7 @@ _filter = _Filter()
 
 def set_up() -> None:
     """Messages for people go to standard output; details stay in a run's train.log."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _AboveTheBar(sys.stdout)
     handler.setLevel(logging.INFO)
     handler.setFormatter(_Printable("%(message)s"))
     handler.addFilter(_filter)

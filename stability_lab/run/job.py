@@ -33,7 +33,7 @@ from stability_lab.run.folder import (
     run_name,
 )
 from stability_lab.run.last_words import flat, last_words
-from stability_lab.run.progress import Progress
+from stability_lab.run.progress import Progress, short_name
 from stability_lab.run.resume import Start, go_on, is_complete, machine, moved, prepare, resumed_manifest
 from stability_lab.run.signals import CTRL_C, Interruption, Terminated, interruption
 from stability_lab.run.signals import EXIT_CODES as STOP_CODES
@@ -186,7 +186,7 @@ class Job:
         if start.resumes:
             faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
         job = "" if self.number is None else f"job {self.number} "
-        progress = Progress(config.trainer.max_steps, job + printable(files.path.name), start.step)
+        progress = Progress(config.trainer.max_steps, job + short_name(config), start.step)
         self.loop = loop = Loop(run, _Sink(self, progress), Injector(faults), checkpoints, self.stop.asked)
         if start.resumes:
             go_on(start, loop, files)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
 
 from tqdm import tqdm
 
+from stability_lab.config import TrainConfig
+
 _log = logging.getLogger("stability_lab")
 LINES = 20  # plain lines a run
+_LONGEST = 16  # names of stabilizers on the bar
+# The bar itself is short, so that 80 columns have room for loss, val and gnorm beside it.
+_BAR = "{desc} |{bar:6}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+
+
+def short_name(config: TrainConfig) -> str:
+    """`qknorm 0.003 s0`: what tells the runs of a sweep apart, in the room that a bar leaves."""
+    names = "+".join(sorted(config.stabilizer)) or "none"
+    if len(names) > _LONGEST:
+        names = f"{len(config.stabilizer)} stabilizers"
+    return f"{names} {config.optimizer.lr:g} s{config.seed}"
 
 
 class Progress:
@@ -18,27 +32,28 @@ class Progress:
 
     def __init__(self, max_steps: int, name: str, done: int = 0):
         self.max_steps, self.first = max_steps, done
-        self.tokens_per_s = 0.0
+        self.speed = ""  # the newest one, as text
+        self.val_loss: float | None = None
         self.started = time.monotonic()
         self.next_line = 0.0
         self.bar = (
-            tqdm(total=max_steps, initial=done, desc=name[:32], unit="step", dynamic_ncols=True, leave=False)
+            tqdm(total=max_steps, initial=done, desc=name, dynamic_ncols=True, leave=False, bar_format=_BAR)
             if sys.stderr.isatty()
             else None
         )
 
     def show(self, row: Mapping[str, float]) -> None:
         step = int(row["step"])
-        loss, ppl = (float("nan") if row[key] is None else row[key] for key in ("train/loss", "train/ppl"))
-        self.tokens_per_s = row.get("perf/tokens_per_s", self.tokens_per_s)
-        speed = f"  {self.tokens_per_s:,.0f} tok/s" if self.tokens_per_s else ""
-        text = (
-            f"loss {loss:.4f}  ppl {ppl:.2f}  grad_norm {row['optim/grad_norm']:.3g}  lr {row['optim/lr']:.2e}{speed}"
-        )
-        if "val/loss" in row:
-            text += f"  val {row['val/loss']:.4f}"
+        loss, ppl = (math.nan if row[key] is None else row[key] for key in ("train/loss", "train/ppl"))
+        if "perf/tokens_per_s" in row:
+            self.speed = f"  {row['perf/tokens_per_s']:,.0f} tok/s"
+        self.val_loss, norm = row.get("val/loss", self.val_loss), row["optim/grad_norm"]
+        rest = f"  ppl {ppl:.4g}  lr {row['optim/lr']:.2e}{self.speed}"
+        validation = f"  val {row['val/loss']:.4f}" if "val/loss" in row else ""
+        text = f"loss {loss:.4f}{validation}  gnorm {norm:.3g}{rest}"
         if self.bar is not None:
-            self.bar.set_postfix_str(text, refresh=False)
+            validation = "" if self.val_loss is None else f" val {self.val_loss:.3f}"
+            self.bar.set_postfix_str(f"loss {loss:.3f}{validation} gnorm {norm:.2g}{rest}", refresh=False)
             self.bar.update(step - self.bar.n)
             _log.info("step %d/%d  %s", step, self.max_steps, text, extra={"only_file": True})
             return

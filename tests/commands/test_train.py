@@ -371,10 +371,7 @@ def test_ctrl_c_before_anything_was_measured(
     assert (summary["status"], summary["steps"], summary["max_attn_logit"]) == ("interrupted", 0, None)
 
 
-def interrupt_itself() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-
-
+@pytest.mark.usefixtures("in_the_foreground")
 @pytest.mark.parametrize(
     ("number", "code"),
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
@@ -390,7 +387,6 @@ def test_a_signal_to_a_real_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=interrupt_itself,
     )
     deadline = time.monotonic() + 60
     while not ((run / "metrics.jsonl").exists() and len(read_rows(run / "metrics.jsonl")) >= 20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stability_lab.tracking.run_files import read_rows
 from stability_lab.training.checkpoint import Checkpoints
 from stability_lab.training.step import TrainStep
 
+pytestmark = pytest.mark.usefixtures("in_the_foreground")
 LONG = ("trainer.max_steps=9", "trainer.log_every=5", "trainer.checkpoint_every=2", "run_name=a", "model.dropout=0.1")
 
 
@@ -141,7 +142,7 @@ def test_once_before_the_first_step_stops_at_once(here: Path, tiny_overrides, ru
 @pytest.mark.slow
 def test_once_more_while_the_last_words_are_written(here: Path, tiny_overrides, run_command, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("stability_lab.run.job.summarise", lambda *_: send(signal.SIGTERM)())
+        patch.setattr("stability_lab.training.loop.Loop.judge", lambda _: send(signal.SIGTERM)())
         at_step(3, send(signal.SIGTERM), patch)
         shown = run_command("train", *tiny_overrides, *LONG)
     assert shown.code == 143
@@ -175,15 +176,7 @@ def test_an_interruption_ends_a_sweep_and_its_command_completes_it(
     assert rows(Path(jobs[1]["path"])) == rows(whole)
 
 
-@pytest.fixture
-def in_the_foreground() -> Iterator[None]:
-    """A shell starts its background jobs with Ctrl-C ignored, and a test run may be one."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_the_handlers_are_as_before_afterwards(in_the_foreground: None) -> None:
+def test_the_handlers_are_as_before_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with interruption() as stop:
         assert signal.getsignal(signal.SIGINT) is stop

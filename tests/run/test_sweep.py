@@ -117,6 +117,7 @@ def wait_for(folder: Path, pattern: str, n: int = 1) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_the_foreground")
 def test_a_sweep_that_was_interrupted_goes_on_where_it_was(words: list[str], tmp_path: Path) -> None:
     """Ctrl-C in the third of four jobs: two are left alone, the third goes on, the fourth runs."""
     words = [*words, "seed=0,1,2,3", "trainer.max_steps=300", "trainer.checkpoint_every=20", "trainer.log_every=5"]
