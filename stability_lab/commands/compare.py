@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if args.figures and args.format == "table":
         print(f"figures: {', '.join(map(shown, figures)) or 'none, because the runs hold nothing that can be drawn'}")
     if args.wandb:
-        print(_publish(comparison, runs, figures, args, command))
+        print(_publish(comparison, runs, figures, command))
     return 0
 
 
@@ -115,10 +115,8 @@ def _write(path: Path, made: str) -> None:
         raise ConfigError(f"--out {shown(path)} cannot be written: {error.strerror}") from error
 
 
-def _publish(
-    comparison: Comparison, runs: Sequence[RunRecord], figures: Sequence[Path], args: argparse.Namespace, command: str
-) -> str:
-    from stability_lab.tracking.wandb.workspace import publish
+def _publish(comparison: Comparison, runs: Sequence[RunRecord], figures: Sequence[Path], command: str) -> str:
+    from stability_lab.tracking.wandb.workspace import Page, publish
 
     found = Counter(
         (tracking.get("entity"), str(tracking.get("project") or "stability_lab"))
@@ -126,14 +124,14 @@ def _publish(
         if isinstance(tracking := run.config.get("tracking"), dict)
     )
     (entity, project), _ = found.most_common(1)[0] if found else ((None, "stability_lab"), 0)
-    folder = args.figures or (args.out.parent if args.out else Path.cwd())
-    content = {
-        "title": f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
-        "command": command,
-        "markdown": report.markdown(comparison),
-        "group": sorted({str(run.manifest.get("group") or run.path.parent.name) for run in runs}),
-        "metric": comparison.metric,
-        "by": list(comparison.grouping.by),
-        "arms": list(comparison.grouping.arms),
-    }
-    return publish(content, figures, entity, project, folder / "wandb_workspace.json")
+    page = Page(
+        title=f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
+        command=command,
+        markdown=report.markdown(comparison),
+        groups=sorted({str(run.manifest.get("group") or run.path.parent.name) for run in runs}),
+        metric=comparison.metric,
+        by=comparison.grouping.by,
+        project=project,
+        entity=entity,
+    )
+    return publish(page, figures)

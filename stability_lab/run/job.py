@@ -200,7 +200,7 @@ class Job:
         self.tracker = _tracker(run, self.composed, files.path, start.tracker_id)
         if checkpoints is not None:
             checkpoints.facts |= {"fingerprint": first["fingerprint"], "tracker_id": self.tracker.id}
-        files.write_json(MANIFEST, first | {"tracker_id": self.tracker.id})
+        files.write_json(MANIFEST, redact(first | {"tracker_id": self.tracker.id}))
         _log.info("%s", opening(run))
         return progress
 
@@ -226,7 +226,7 @@ class Job:
         if reason is not None:
             summary["ended_by"] = reason
         try:
-            files.write_json(SUMMARY, summary)
+            files.write_json(SUMMARY, redact(summary))
         except OSError as error:
             _log.error(
                 "failed: summary.json could not be written (%s); metrics.jsonl has what was measured", error.strerror

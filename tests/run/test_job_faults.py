@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from stability_lab import cli
 from stability_lab.training import checkpoint
 
+KEY = "0123456789abcdef0123456789abcdef01234567"
 TINY = [
     *("train", "tracking=local", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.seq_len=8"),
     *("trainer.max_steps=3", "trainer.micro_batch_size=2", "trainer.eval_sequences=2"),
@@ -35,6 +36,21 @@ def test_weights_that_cannot_be_saved_fail_the_run_and_keep_its_metrics(
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], summary["exit_code"], summary["steps"]) == ("failed", 1, 3)
     assert len((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_a_credential_in_an_error_reaches_no_file_that_is_mirrored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: object) -> None:
+        raise RuntimeError(f"401 for key {KEY}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stability_lab.run.job.build_run", refused)
+    assert cli.run(TINY) == 1
+    (folder,) = (tmp_path / "outputs" / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert "401 for key" in summary["ended_by"]
+    assert KEY not in summary["ended_by"]
 
 
 @pytest.mark.parametrize(

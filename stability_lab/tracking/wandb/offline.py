@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stability_lab.tracking.run_files import METRICS
-from stability_lab.tracking.wandb.end_files import SUMMARY, read_document
+from stability_lab.tracking.wandb.wandb_tracker import SUMMARY
 
 _FOLDER = re.compile(r"offline-run-(?P<started>\d{8}_\d{6})-(?P<id>.+)")
 # A run that says that it is running and has written something since then is believed.
@@ -96,19 +97,11 @@ def plan(segments: Sequence[Segment], now: float | None = None) -> UploadPlan:
 def _is_alive(segment: Segment, now: float) -> bool:
     run = segment.path.parent.parent
     try:
-        running = read_document(SUMMARY, (run / SUMMARY).read_text(encoding="utf-8")).get("status") == "running"
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return running and now - max(_changed((segment.log, run / METRICS))) < ALIVE_S
-
-
-def _changed(paths: Iterable[Path]) -> Iterator[float]:
-    yield 0.0
-    for path in paths:
-        try:
-            yield path.stat().st_mtime
-        except OSError:
-            continue
+    changed = max(path.stat().st_mtime for path in (segment.log, run / METRICS) if path.exists())
+    return isinstance(summary, dict) and summary.get("status") == "running" and now - changed < ALIVE_S
 
 
 def upload(segment: Segment, project: str | None = None, entity: str | None = None) -> None:

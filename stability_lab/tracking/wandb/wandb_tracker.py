@@ -21,11 +21,16 @@ from typing import Any
 
 from stability_lab.machine.reach import no_answer
 from stability_lab.tracking.manifest import redact
+from stability_lab.tracking.run_files import EVENTS, METRICS
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
-from stability_lab.tracking.wandb.end_files import FOLDER, stage
 from stability_lab.tracking.wandb.login import BadKey, first_line, has_key
 
 _log = logging.getLogger("stability_lab")
+
+# The small files of a run that its mirror keeps as well, in a folder of their own, for W&B writes a config.yaml too.
+CONFIG, MANIFEST, SUMMARY = "config.yaml", "manifest.json", "summary.json"
+FILES, FOLDER = (CONFIG, MANIFEST, SUMMARY, METRICS, EVENTS), "stability_lab"
+_MOST_BYTES = 2**24  # a longer file stays on disk only: the rows are in the history anyway
 
 MODES = ("auto", "online", "offline", "disabled")
 _WANDB_MODE = {"run": "online", "shared": "online", "dryrun": "offline", "": "auto"}
@@ -111,8 +116,12 @@ class _WandbRun:
     def _save_files(self) -> None:
         try:
             kept = Path(self._run.dir)
-            for path in stage(self._directory, kept / FOLDER):
-                self._run.save(str(path), base_path=str(kept), policy="end")
+            (kept / FOLDER).mkdir(exist_ok=True)
+            for source in (self._directory / name for name in FILES):
+                if source.is_file() and source.stat().st_size <= _MOST_BYTES:
+                    # A copy, so that an offline run may be moved.
+                    copy = shutil.copyfile(source, kept / FOLDER / source.name)
+                    self._run.save(str(copy), base_path=str(kept), policy="end")
         except Exception as error:
             _log.warning("the run's files could not be added to its W&B run (%s)", first_line(error))
 

@@ -1,18 +1,14 @@
-"""A comparison as a page in W&B: a plain description of it, and a saved workspace and a report made from that."""
+"""A comparison as a page in W&B: a saved workspace, a report, and a run that holds the figures."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stability_lab.config import ConfigError
 from stability_lab.tracking.wandb.login import first_line, problem
-
-Spec = dict[str, Any]
 
 JOB_TYPE = "compare"
 # Keys of a comparison under the names that the tracker gives them in the config of a run.
@@ -22,84 +18,39 @@ _INIT_TIMEOUT_S = 30.0
 _IMAGES = (".png", ".jpg", ".jpeg")
 
 
-def spec_of(comparison: Mapping[str, Any], figures: Sequence[Path], project: str, entity: str | None) -> Spec:
-    """All that the page shows, as plain values: which runs, in which groups, in which panels.
+class Page(NamedTuple):
+    """What the page shows: the runs of `groups`, or all of the project where there is none, in groups `by` key."""
 
-    `comparison` has `title`, `command`, `markdown`, `group`, `metric` and `by`; its runs are those of the groups in
-    `group`, or all of the project where that is empty. A metric stands as `history:KEY` over steps, `summary:KEY` or
-    `config:KEY` for a run.
+    title: str
+    command: str
+    markdown: str
+    groups: Sequence[str]
+    metric: str
+    by: Sequence[str]
+    project: str
+    entity: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """Config keys by which runs are grouped."""
+        return [_CONFIG_KEYS.get(key, key) for key in self.by] or ["stabilizers"]
+
+
+def publish(page: Page, figures: Sequence[Path]) -> str:
+    """Make the page in W&B where that is possible; a sentence says what was made, or why nothing was.
+
+    Of `figures` it takes PNG and JPEG, which are what W&B shows as images.
     """
-    by = [_CONFIG_KEYS.get(key, key) for key in comparison["by"]] or ["stabilizers"]
-    metric = comparison["metric"]
-
-    def line(key: str, *, log_y: bool = False) -> Spec:
-        return {"kind": "line", "title": key, "x": "step", "y": key, "log_y": log_y, "group_by": by[0]}
-
-    return {
-        "title": comparison["title"],
-        "command": comparison["command"],
-        "entity": entity,
-        "project": project,
-        "runs": {
-            "groups": list(comparison["group"]),
-            "without_job_type": JOB_TYPE,
-            "group_by": by,
-        },
-        "sections": [
-            {
-                "name": "Loss",
-                "panels": [
-                    line(metric),
-                    line("train/loss"),
-                    {
-                        "kind": "scatter",
-                        "title": f"{metric} over learning rate",
-                        "x": "config:lr",
-                        "y": f"summary:{metric}",
-                        "log_x": True,
-                    },
-                ],
-            },
-            {
-                "name": "Stability",
-                "panels": [line("optim/grad_norm", log_y=True), line("attn/max_logit", log_y=True)],
-            },
-        ],
-        "markdown": comparison["markdown"],
-        "figures": [{"key": f"figures/{path.stem}", "file": path.name} for path in figures],
-    }
-
-
-def publish(
-    comparison: Mapping[str, Any], figures: Sequence[Path], entity: str | None, project: str, spec_path: Path
-) -> str:
-    """Write the description to `spec_path`, and the page to W&B where that is possible; a sentence says which.
-
-    On W&B appear a saved workspace, a report, and a run of the job type `compare` that holds the figures; of `figures`
-    it takes PNG and JPEG, which are what W&B shows as images. Raises `ConfigError` only where `spec_path` cannot be
-    written.
-    """
-    figures = [path for path in figures if path.suffix.lower() in _IMAGES]
-    spec = spec_of(comparison, figures, project, entity)
     try:
-        spec_path.write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{spec_path} cannot be written: {error.strerror or error}") from error
-    missing = _missing_extra() or problem()
-    if missing:
-        return f"Nothing was sent to W&B: {missing}; what the page would show is in {spec_path}."
-    try:
-        return _send(spec, figures)
-    except Exception as error:
-        return f"W&B did not take the page ({first_line(error)}); what it would show is in {spec_path}."
-
-
-def _missing_extra() -> str | None:
-    try:
-        _library()
+        library = _library()
     except ImportError:
-        return "the extra is not installed (pip install 'stability-lab[wandb]')"
-    return None
+        return "Nothing was sent to W&B: the extra is not installed (pip install 'stability-lab[wandb]')."
+    if trouble := problem():
+        return f"Nothing was sent to W&B: {trouble}."
+    try:
+        return _send(library, page, [path for path in figures if path.suffix.lower() in _IMAGES])
+    except Exception as error:
+        return f"W&B did not take the page ({first_line(error)})."
 
 
 def _library() -> tuple[Any, Any]:
@@ -107,108 +58,89 @@ def _library() -> tuple[Any, Any]:
     return import_module("wandb_workspaces.workspaces"), import_module("wandb_workspaces.reports.v2")
 
 
-def _send(spec: Spec, figures: Sequence[Path]) -> str:
+def _send(library: tuple[Any, Any], page: Page, figures: Sequence[Path]) -> str:
     import wandb
 
-    entity = spec["entity"] or wandb.Api().default_entity
-    spec = {**spec, "entity": entity}
-    run = _log_figures(spec, figures)
-    workspace = workspace_of(spec).save()
-    report = report_of(spec, run.id).save()
+    page = page._replace(entity=page.entity or wandb.Api().default_entity)
+    images = {f"figures/{path.stem}": path for path in figures}
+    run = _log_figures(page, images)
+    workspace = workspace_of(library, page).save()
+    report = report_of(library, page, list(images), run.id).save()
     return f"W&B: workspace {workspace.url}, report {report.url}, figures {run.url}."
 
 
-def _log_figures(spec: Spec, figures: Sequence[Path]) -> Any:
+def _log_figures(page: Page, images: Mapping[str, Path]) -> Any:
     import wandb
 
-    groups = spec["runs"]["groups"]
     settings = wandb.Settings(
         silent=True, console="off", disable_code=True, disable_git=True, host="", init_timeout=_INIT_TIMEOUT_S
     )
     # Nothing of this run is kept here: its figures are files of the comparison.
     with tempfile.TemporaryDirectory(prefix="stability-lab-wandb-", ignore_cleanup_errors=True) as folder:
         run = wandb.init(
-            entity=spec["entity"],
-            project=spec["project"],
-            group=groups[0] if len(groups) == 1 else None,
+            entity=page.entity,
+            project=page.project,
+            group=page.groups[0] if len(page.groups) == 1 else None,
             job_type=JOB_TYPE,
-            name=spec["title"][:_MOST_TITLE],
-            config={"command": spec["command"], "groups": groups},
+            name=page.title[:_MOST_TITLE],
+            config={"command": page.command, "groups": list(page.groups)},
             mode="online",
             reinit="create_new",
             dir=folder,
             settings=settings,
         )
         try:
-            if figures:
-                keys = [item["key"] for item in spec["figures"]]
-                run.log({key: wandb.Image(str(path)) for key, path in zip(keys, figures, strict=True)})
-            run.summary["table"] = spec["markdown"]
+            if images:
+                run.log({key: wandb.Image(str(path)) for key, path in images.items()})
+            run.summary["table"] = page.markdown
         finally:
             run.finish()
     return run
 
 
-def workspace_of(spec: Spec) -> Any:
-    """The `wandb_workspaces.workspaces.Workspace` of a description; not saved yet."""
-    ws, wr = _library()
+def workspace_of(library: tuple[Any, Any], page: Page) -> Any:
+    """The `wandb_workspaces.workspaces.Workspace` of a page; not saved yet."""
+    ws, wr = library
     return ws.Workspace(
-        entity=spec["entity"],
-        project=spec["project"],
-        name=spec["title"],
-        sections=[
-            ws.Section(name=section["name"], panels=[_panel(wr, panel) for panel in section["panels"]], is_open=True)
-            for section in spec["sections"]
-        ],
+        entity=page.entity,
+        project=page.project,
+        name=page.title,
+        sections=[ws.Section(name=name, panels=panels, is_open=True) for name, panels in _sections(wr, page).items()],
         settings=ws.WorkspaceSettings(x_axis="step", max_runs=1000),
-        runset_settings=ws.RunsetSettings(
-            filters=_filters(ws, spec),
-            groupby=[ws.Config(key) for key in spec["runs"]["group_by"]],
-        ),
+        runset_settings=ws.RunsetSettings(filters=_filters(ws, page), groupby=[ws.Config(key) for key in page.keys]),
     )
 
 
-def report_of(spec: Spec, figures_run: str) -> Any:
-    """The `wandb_workspaces.reports.v2.Report` of a description, with the figures that a run holds; not saved yet."""
-    ws, wr = _library()
-    place = {"entity": spec["entity"], "project": spec["project"]}
-    runs = wr.Runset(
-        **place,
-        name="Runs",
-        filters=_filters(ws, spec),
-        groupby=[f"config.{key}" for key in spec["runs"]["group_by"]],
-    )
-    blocks = [wr.MarkdownBlock(text=spec["markdown"]), wr.MarkdownBlock(text=f"```\n{spec['command']}\n```")]
-    for section in spec["sections"]:
-        panels = [_panel(wr, panel) for panel in section["panels"]]
-        blocks += [wr.H2(text=section["name"]), wr.PanelGrid(runsets=[runs], panels=panels)]
-    if spec["figures"]:
-        figures = wr.Runset(**place, name="Figures", filters=ws.And(ws.Metric("ID") == figures_run))
-        browser = wr.MediaBrowser(media_keys=[item["key"] for item in spec["figures"]])
+def report_of(library: tuple[Any, Any], page: Page, images: Sequence[str], run_id: str) -> Any:
+    """The `wandb_workspaces.reports.v2.Report` of a page, with the images that a run holds; not saved yet."""
+    ws, wr = library
+    place = {"entity": page.entity, "project": page.project}
+    keys = [f"config.{key}" for key in page.keys]
+    runs = wr.Runset(**place, name="Runs", filters=_filters(ws, page), groupby=keys)
+    blocks = [wr.MarkdownBlock(text=page.markdown), wr.MarkdownBlock(text=f"```\n{page.command}\n```")]
+    for name, panels in _sections(wr, page).items():
+        blocks += [wr.H2(text=name), wr.PanelGrid(runsets=[runs], panels=panels)]
+    if images:
+        figures = wr.Runset(**place, name="Figures", filters=ws.And(ws.Metric("ID") == run_id))
+        browser = wr.MediaBrowser(media_keys=list(images))
         blocks += [wr.H2(text="Figures"), wr.PanelGrid(runsets=[figures], panels=[browser])]
-    return wr.Report(**place, title=spec["title"][:_MOST_TITLE], blocks=blocks)
+    return wr.Report(**place, title=page.title[:_MOST_TITLE], blocks=blocks)
 
 
-def _filters(ws: Any, spec: Spec) -> Any:
-    runs = spec["runs"]
-    filters = [ws.Metric("JobType") != runs["without_job_type"]]
-    return ws.And(*([ws.Metric("Group").isin(runs["groups"])] if runs["groups"] else []), *filters)
+def _filters(ws: Any, page: Page) -> Any:
+    groups = [ws.Metric("Group").isin(list(page.groups))] if page.groups else []
+    return ws.And(*groups, ws.Metric("JobType") != JOB_TYPE)
 
 
-def _panel(wr: Any, panel: Spec) -> Any:
-    if panel["kind"] == "line":
-        return wr.LinePlot(
-            title=panel["title"],
-            x=panel["x"],
-            y=[panel["y"]],
-            log_y=panel["log_y"],
-            groupby=wr.Config(panel["group_by"]),
-            groupby_aggfunc="mean",
-            groupby_rangefunc="minmax",
-        )
-    return wr.ScatterPlot(
-        title=panel["title"],
-        x=wr.Config(panel["x"].removeprefix("config:")),
-        y=wr.SummaryMetric(panel["y"].removeprefix("summary:")),
-        log_x=panel["log_x"],
+def _sections(wr: Any, page: Page) -> dict[str, list[Any]]:
+    def line(key: str, *, log_y: bool = False) -> Any:
+        by = {"groupby": wr.Config(page.keys[0]), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+        return wr.LinePlot(title=key, x="step", y=[key], log_y=log_y, **by)
+
+    over_lr = wr.ScatterPlot(
+        title=f"{page.metric} over learning rate", x=wr.Config("lr"), y=wr.SummaryMetric(page.metric), log_x=True
     )
+    return {
+        "Loss": [line(page.metric), line("train/loss"), over_lr],
+        "Stability": [line("optim/grad_norm", log_y=True), line("attn/max_logit", log_y=True)],
+    }

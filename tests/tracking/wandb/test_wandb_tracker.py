@@ -15,7 +15,7 @@ import pytest
 
 from stability_lab.tracking.tracker import Mirror, NullTracker, RunInfo
 from stability_lab.tracking.wandb import wandb_tracker as tracking_wandb
-from stability_lab.tracking.wandb.wandb_tracker import WandbTracking, grouping_keys, run_id_from
+from stability_lab.tracking.wandb.wandb_tracker import FILES, FOLDER, WandbTracking, grouping_keys, run_id_from
 
 FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -318,11 +318,25 @@ def test_a_run_that_breaks_half_way_is_dropped(info, caplog):
     assert len(ours(caplog)) == 1
 
 
+def test_the_small_files_of_a_run_are_kept_byte_for_byte(info, monkeypatch):
+    contents = {name: f"# ours: {name}\n".encode() for name in FILES}
+    for name, content in contents.items():
+        (info.dir / name).write_bytes(content)
+    (info.dir / "metrics.jsonl").write_bytes(b"x" * 1000)
+    monkeypatch.setattr(tracking_wandb, "_MOST_BYTES", 999)
+    WandbTracking(mode="offline").start(info).finish({}, 0)
+    (run,) = (info.dir / "wandb").glob("offline-run-*")
+    kept = {path.name: path.read_bytes() for path in (run / "files" / FOLDER).iterdir()}
+    assert kept == {name: content for name, content in contents.items() if name != "metrics.jsonl"}
+    assert not any(path.is_symlink() for path in (run / "files" / FOLDER).iterdir())
+
+
 def test_files_that_do_not_fit_cost_one_warning_and_nothing_else(info, monkeypatch, caplog):
-    def full_disk(run, into):
+    def full_disk(source, copy):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tracking_wandb, "stage", full_disk)
+    (info.dir / "summary.json").write_text("{}")
+    monkeypatch.setattr(tracking_wandb.shutil, "copyfile", full_disk)
     tracker = WandbTracking(mode="offline").start(info)
     with caplog.at_level(logging.WARNING, logger="stability_lab"):
         tracker.finish({"verdict": "stable"}, 0)
