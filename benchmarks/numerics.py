@@ -8,6 +8,7 @@ from torch import Tensor
 from stability_lab.model.rope import rope_table, rotate
 from stability_lab.numerics import rms_norm
 from stability_lab.objective.loss import language_model_loss
+from stability_lab.stabilizers.zloss import SquaredLogZ
 
 
 def obvious_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def main() -> None:
         (F.cross_entropy(logits, targets) + 1e-4 * z.square().mean()).backward()
 
     def our_z_loss() -> None:
-        language_model_loss(logits, targets, inv_n, [lambda z: 1e-4 * z.square()]).objective.backward()
+        language_model_loss(logits, targets, inv_n, [SquaredLogZ(1e-4)]).objective.backward()
 
     pairs = {
         "rms_norm": (

@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from timing import interleaved, ratio
 from torch import Tensor, nn
 
-from stability_lab.build import build_stabilizers, fill_seams
+from stability_lab.build import build_stabilizers, build_step, fill_seams
 from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
-from stability_lab.training.optimizers import build_adamw
-from stability_lab.training.step import TrainStep
 
 
 class PlainBlock(nn.Module):
@@ -83,20 +81,12 @@ def plain_step(model: nn.Module, precision: str) -> Callable[[Tensor], object]:
 
 
 def our_step(overrides: list[str], compile: str = "off") -> Callable[[Tensor], object]:
-    config = compose_jobs(read_command_line(overrides))[0].config
+    config = compose_jobs(read_command_line([*overrides, f"trainer.compile={compile}"]))[0].config
     seams = fill_seams(build_stabilizers(config))
     model = GPT(config.model, seams)
     initialise(model, 0)
-    step = TrainStep(
-        model,
-        list(seams.loss_terms.values()),
-        build_adamw(model, config.optimizer),
-        grad_accum_steps=1,
-        grad_clip=1.0,
-        precision=config.trainer.precision,
-        compile=compile,
-    )
-    return lambda tokens: step(tokens, 1e-3)
+    step = build_step(config, model)
+    return lambda tokens: step(step.objective.batch(tokens, 0), 1e-3)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stability_lab.compare.figures.style import COLOURS, MARKERS
-from stability_lab.seams import PRE_NORM, AttentionShape, Placement, Seams
+from stability_lab.seams import PRE_NORM, Placement, Scaling, Seams, Site
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
 from stability_lab.stabilizers.ln_scaling import LNScaling
 from stability_lab.stabilizers.perinorm import PeriNorm
@@ -92,13 +92,21 @@ def factors() -> Figure:
 
 
 def attention_factors(seams: Seams) -> list[float]:
-    shapes = (AttentionShape(layer, LAYERS, 12, 12, HEAD_DIM) for layer in range(LAYERS))
-    return [float(seams.attn_scale(shape).get_buffer("factor")) for shape in shapes]
+    return [factor_of(seams.attn_scale(site(layer))) for layer in range(LAYERS)]
 
 
 def norm_factor(layer: int) -> float:
     """Both q and k carry it, so that logits carry its square."""
-    return float(LNScaling().apply(Seams()).norm_scale(layer).get_buffer("factor"))
+    return factor_of(LNScaling().apply(Seams()).norm_scale(site(layer)))
+
+
+def site(layer: int) -> Site:
+    return Site(layer, LAYERS, "attn", 12 * HEAD_DIM, n_heads=12, n_kv_heads=12, head_dim=HEAD_DIM)
+
+
+def factor_of(module: Scaling) -> float:
+    assert module.factor is not None
+    return module.factor.item()
 
 
 def placement() -> Figure:

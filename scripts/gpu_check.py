@@ -211,12 +211,13 @@ def step_time(row: Mapping[str, str], dry: bool) -> dict[str, Any]:
     run = build_run(config)
     vocab, length = run.model.config.vocab_size or run.data.vocab_size, config.model.seq_len
     tokens = torch.randint(vocab, (config.trainer.micro_batch_size, length + 1), device=run.device)
+    batch = run.objective.batch(tokens, 0)
 
     def block(n: int) -> float:
         wait()
         started = time.perf_counter()
         for _ in range(n):
-            run.step(tokens, 1e-3)
+            run.step(batch, 1e-3)
         wait()
         return (time.perf_counter() - started) / n
 

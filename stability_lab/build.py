@@ -13,19 +13,20 @@ from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
-from stability_lab.model.documents import DocumentMark
-from stability_lab.model.flex import causal_mask
 from stability_lab.model.init import initialise
-from stability_lab.model.transformer import GPT
+from stability_lab.model.mask import DocumentMark
+from stability_lab.model.transformer import GPT, site_of
+from stability_lab.objective.objective import VALIDATION
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
+from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.inject import parse
 from stability_lab.training.loop import Run
-from stability_lab.training.optimizers import build_adamw
+from stability_lab.training.optimizers import OptimizerOptions
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 
-_STATE_BYTES = 16  # of a parameter: fp32 weight, gradient and two moments
+_WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
 _LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
 _default_threads = torch.get_num_threads()
 
@@ -100,12 +101,14 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
+    instantiate(config.objective, "objective")
+    optimizer: OptimizerOptions = instantiate(config.optimizer, "optimizer")
     faults = parse(config.debug.inject, config.trainer.max_steps)
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")
     data = load_data(config)
     if must_fit:
-        _check_size(config, config.model.vocab_size or data.vocab_size)
+        _check_size(config, config.model.vocab_size or data.vocab_size, optimizer.state_bytes)
     with torch.device("meta"):
         try:
             build_model(config, data.vocab_size, seams, document_mark(config, data))
@@ -114,7 +117,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
             raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
 
 
-def _check_size(config: TrainConfig, vocab_size: int) -> None:
+def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:
     """ConfigError where a lower bound of what a step needs is more than twice the memory of the device."""
     memory = physical_bytes(device_of(config))
     if memory is None:
@@ -127,7 +130,7 @@ def _check_size(config: TrainConfig, vocab_size: int) -> None:
         (
             f"model.d_model={model.d_model}, model.n_layers={model.n_layers}, model.d_ff={d_ff}",
             "weights, gradients and optimizer state",
-            _STATE_BYTES * parameters + _LAYER_BYTES * model.n_layers,
+            (_WEIGHT_BYTES + state_bytes) * parameters + _LAYER_BYTES * model.n_layers,
         ),
         (
             f"trainer.micro_batch_size={trainer.micro_batch_size}",
@@ -144,6 +147,27 @@ def _check_size(config: TrainConfig, vocab_size: int) -> None:
             gib = needed / 2**30
             shown = f"{gib:,.0f}" if gib < 1e6 else f"{gib:.1e}"
             raise ConfigError(f"{keys}: {what} need {shown} GiB or more, and this device has {memory / 2**30:,.0f} GiB")
+
+
+def build_step(config: TrainConfig, model: GPT) -> TrainStep:
+    """The training step of a model that is on its device, with the losses and gradient steps of its stabilizers."""
+    trainer, site = config.trainer, site_of(model.config)
+    terms = {owner: make(site.at("loss")) for owner, make in model.seams.loss_terms.items()}
+    for term in terms.values():
+        if isinstance(term, torch.nn.Module):
+            term.to(model.embed.weight.device)
+    optimizer: OptimizerOptions = instantiate(config.optimizer, "optimizer")
+    return TrainStep(
+        model,
+        instantiate(config.objective, "objective"),
+        terms,
+        optimizer.build(model),
+        GradientSide(model.seams, site, trainer.grad_clip).to(model.embed.weight.device),
+        grad_accum_steps=trainer.grad_accum_steps,
+        precision=trainer.precision,
+        compile=trainer.compile,
+        on_nonfinite=config.stability.on_nonfinite,
+    )
 
 
 def share_threads(workers: int) -> None:
@@ -166,19 +190,9 @@ def build_run(config: TrainConfig) -> Run:
     model = build_model(config, data.vocab_size, seams, document_mark(config, data))
     initialise(model, init_seed)
     model.to(device)
-    if model.backend.name == "flex" and model.mark is None:
-        causal_mask(seq_len, device)
-    terms = [term.to(device) if isinstance(term, torch.nn.Module) else term for term in seams.loss_terms.values()]
-    step = TrainStep(
-        model,
-        terms,
-        build_adamw(model, config.optimizer),
-        grad_accum_steps=trainer.grad_accum_steps,
-        grad_clip=trainer.grad_clip,
-        precision=trainer.precision,
-        compile=trainer.compile,
-        on_nonfinite=config.stability.on_nonfinite,
-    )
+    model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
+    step = build_step(config, model)
+    objective = step.objective
     torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
     eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
     probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
@@ -188,11 +202,12 @@ def build_run(config: TrainConfig) -> Run:
         stabilizers,
         data,
         model,
+        objective,
         step,
-        Schedule.of(config.schedule, config.optimizer.lr, trainer.max_steps),
+        Schedule.of(config.schedule, config.lr, trainer.max_steps),
         build_sampler(data, seq_len, data_seed, config.sampling),
         torch.from_numpy(eval_windows).to(device),
-        data.bytes_of(eval_windows[:, 1:]),
+        data.bytes_of(objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT.numpy()),
         torch.from_numpy(probe_windows).to(device),
         data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), seq_len),
     )

@@ -1,10 +1,10 @@
-"""The whole contract between the model and the stabilizers.
+"""The whole contract between the model, the training step and the stabilizers.
 
-The model is a textbook GPT with named slots. Each slot holds a null object until a stabilizer claims it. The
+The model is a textbook transformer with named slots. Each slot holds a null object until a stabilizer claims it. The
 model reads the slots in its constructors only, so `forward` never asks which stabilizer is on, and "off" means
 that nothing is there.
 
-Shape letters: B batch, T tokens, D d_model, H query heads, G key/value heads, K head_dim, N = B * T.
+Shape letters: B batch, T tokens, D d_model, H query heads, G key/value heads, K head_dim, V vocab, N = B * T.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ class SeamConflict(ValueError):
 
 
 @dataclass(frozen=True)
-class AttentionShape:
-    """What a stabilizer may know of an attention layer when it builds its module."""
+class Site:
+    """Where a module is to stand. Every factory gets one."""
 
-    layer: int  # 0-based
+    layer: int  # 0-based; 0 before the blocks and n_layers behind them, which `role` tells apart
     n_layers: int
+    role: str  # attn or mlp in a block; embed before; final, logits, loss, grad and post_step behind
+    d_model: int
     n_heads: int  # H
     n_kv_heads: int  # G
     head_dim: int  # K
+
+    def at(self, role: str, layer: int | None = None) -> Site:
+        """Another place in the same model; behind the blocks unless a layer is given."""
+        return replace(self, role=role, layer=self.n_layers if layer is None else layer)
 
 
 class PlainQK(nn.Module):
@@ -38,11 +44,95 @@ class PlainQK(nn.Module):
     def forward(self, q_BTHK: Tensor, k_BTGK: Tensor) -> tuple[Tensor, Tensor]:
         return q_BTHK, k_BTGK
 
+    def gain_product(self) -> Tensor | None:
+        return None
+
+
+class QKTransform(Protocol):
+    """A module (q_BTHK, k_BTGK) -> the same shapes.
+
+    `gain_product` is for the probe: the largest |gain of q| times the largest |gain of k|, 0-d, by which the bound on
+    a normalised logit grows; None without gains.
+    """
+
+    def __call__(self, q_BTHK: Tensor, k_BTGK: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+    def gain_product(self) -> Tensor | None: ...
+
+
+class Scaling(Protocol):
+    """A module that multiplies by `factor` (0-d or (1,)); None where there is no single factor to show."""
+
+    @property
+    def factor(self) -> Tensor | None: ...
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class ModelOutput(NamedTuple):
+    """What a model gives for token ids (B, T)."""
+
+    logits_BTV: Tensor
+    attn_logit_bound_L: Tensor  # no attention logit of the layer was larger; fp32, detached
+    unembedding_VD: Tensor  # the weight that logits come from, without rows that pad the vocabulary
+
+
+class LossRecord(NamedTuple):
+    """What an auxiliary loss may see of one micro-batch. The two statistics are computed where they are asked for."""
+
+    log_z_N: Tensor  # logsumexp of each token's logits, fp32
+    logits_NV: Tensor
+    unembedding_VD: Tensor
+
+    def mean_logit_N(self) -> Tensor:
+        return self.logits_NV.mean(-1, dtype=torch.promote_types(self.logits_NV.dtype, torch.float32))
+
+    def max_logit_N(self) -> Tensor:
+        return self.logits_NV.amax(-1).to(torch.promote_types(self.logits_NV.dtype, torch.float32))
+
 
 class LossTerm(Protocol):
-    """An auxiliary loss: each token's log Z (logsumexp of its logits, fp32) -> its weighted penalty in nats."""
+    """A module: record -> weighted penalty in nats, of each token (N,) or of the whole model (0-d).
 
-    def __call__(self, log_z_N: Tensor, /) -> Tensor: ...
+    It is averaged over valid tokens as the cross-entropy is, and logged as `train/<metric>`.
+    """
+
+    metric: str
+
+    def __call__(self, record: LossRecord, /) -> Tensor: ...
+
+
+class Gradients(NamedTuple):
+    """The gradients of one optimizer step on their way to the update; all tensors are on the device.
+
+    The update multiplies every gradient by `coef`, which costs no pass over them. `call_off` is True where the step
+    changes nothing (a value is not finite, or nothing was to be predicted): state must then keep its bits.
+    """
+
+    grads: list[Tensor]  # of all parameters, in the order of the optimizer's groups, times the fp16 loss scale
+    loss: Tensor  # 0-d, nats per token, without auxiliary terms
+    norm: Tensor  # 0-d, L2 norm of all gradients without the loss scale and without `coef`
+    coef: Tensor  # 0-d
+    call_off: Tensor  # 0-d bool
+
+
+class GradientStep(nn.Module):
+    """Gradients -> Gradients, between the backward pass and the update. Its buffers are in the checkpoint.
+
+    Those of lower `order` come first, equals by their owners' names; clipping by the global norm has 100. One that
+    changes `grads` in place changes `norm` with them.
+    """
+
+    order = 0
+
+
+class AfterStep(NamedTuple):
+    """What a `post_step` module sees, without gradients, when the weights are new."""
+
+    model: nn.Module
+    lr: float
+    attn_logit_bound_L: Tensor  # of this step's forward passes
+    call_off: Tensor  # 0-d bool: the update changed nothing, and neither may this
 
 
 class ScoreMod(Protocol):
@@ -57,6 +147,12 @@ class ScoreMod(Protocol):
     def slope(self, logits: Tensor) -> Tensor: ...
 
     def regions(self, logits: Tensor) -> dict[str, Tensor]: ...
+
+
+class Unscaled(nn.Identity):
+    """Null object of the seams that scale."""
+
+    factor: Tensor | None = None
 
 
 class Scale(nn.Module):
@@ -87,17 +183,25 @@ class Placement(NamedTuple):
 PRE_NORM = Placement(pre=True, branch=False, residual=False, final=True)
 
 
-def layer_norm(d: int, layer: int | None, role: str) -> nn.Module:
+def layer_norm(site: Site) -> nn.Module:
     """Null object of the `norm` seam: the baseline's LayerNorm (gain and bias, eps 1e-5)."""
-    return nn.LayerNorm(d, eps=1e-5)
+    return nn.LayerNorm(site.d_model, eps=1e-5)
 
 
-def plain_qk(shape: AttentionShape) -> nn.Module:
+def plain_qk(site: Site) -> QKTransform:
     return PlainQK()
 
 
-def identity(_: Any) -> nn.Module:
+def unscaled(site: Site) -> Scaling:
+    return Unscaled()
+
+
+def identity(site: Site) -> nn.Module:
     return nn.Identity()
+
+
+def nothing(site: Site) -> None:
+    """Null object of the seams whose absence chooses another kernel."""
 
 
 EXCLUSIVE = (
@@ -111,35 +215,39 @@ EXCLUSIVE = (
     "score_mod",
     "logit_transform",
 )
-ADDITIVE = ("loss_terms",)
+ADDITIVE = ("loss_terms", "grad", "post_step")
 
 
 @dataclass(frozen=True)
 class Seams:
-    """The slots, and who owns them.
+    """The slots, and who owns them. All but `norm_placement` hold a factory that gets the `Site` of its module.
 
-    norm:            (d, layer or None, role) -> module on (..., d); role is "attn", "mlp" or "final"
+    norm:            module on (..., D); roles attn, mlp and final
     norm_placement:  which of the norms exist
-    norm_scale:      (layer) -> module on the output of a branch's pre-norm
-    embed_scale:     (d_model) -> module on the token embeddings
-    qk_transform:    (AttentionShape) -> module (q_BTHK, k_BTGK) -> the same shapes, applied before RoPE
-    attn_scale:      (AttentionShape) -> module on q_BTHK: the factor of the layer's attention logits
-    score_restore:   (AttentionShape) -> factor; logits are formed in fp16 and multiplied by it in fp32
-    score_mod:       elementwise on scaled attention logits, before the mask
+    norm_scale:      module on the output of a branch's pre-norm; roles attn and mlp
+    embed_scale:     module on the token embeddings
+    qk_transform:    module (q_BTHK, k_BTGK) -> the same shapes, applied before RoPE
+    attn_scale:      module on q_BTHK: the factor of the layer's attention logits
+    score_restore:   factor; logits are formed in fp16 and multiplied by it in fp32
+    score_mod:       elementwise on scaled attention logits, before the mask; one instance may serve all layers
     logit_transform: module on the head's logits, before log Z
     loss_terms:      auxiliary losses by owner
+    grad:            modules between the backward pass and the update, by owner
+    post_step:       modules AfterStep -> None that change weights in place, by owner; buffers are in the checkpoint
     """
 
-    norm: Callable[[int, int | None, str], nn.Module] = layer_norm
+    norm: Callable[[Site], nn.Module] = layer_norm
     norm_placement: Placement = PRE_NORM
-    norm_scale: Callable[[int], nn.Module] = identity
-    embed_scale: Callable[[int], nn.Module] = identity
-    qk_transform: Callable[[AttentionShape], nn.Module] = plain_qk
-    attn_scale: Callable[[AttentionShape], nn.Module] = identity
-    score_restore: Callable[[AttentionShape], float] | None = None
-    score_mod: ScoreMod | None = None
-    logit_transform: nn.Module = field(default_factory=nn.Identity)
-    loss_terms: Mapping[str, LossTerm] = field(default_factory=dict)
+    norm_scale: Callable[[Site], Scaling] = unscaled
+    embed_scale: Callable[[Site], Scaling] = unscaled
+    qk_transform: Callable[[Site], QKTransform] = plain_qk
+    attn_scale: Callable[[Site], Scaling] = unscaled
+    score_restore: Callable[[Site], float | None] = nothing
+    score_mod: Callable[[Site], ScoreMod | None] = nothing
+    logit_transform: Callable[[Site], nn.Module] = identity
+    loss_terms: Mapping[str, Callable[[Site], LossTerm]] = field(default_factory=dict)
+    grad: Mapping[str, Callable[[Site], GradientStep]] = field(default_factory=dict)
+    post_step: Mapping[str, Callable[[Site], nn.Module]] = field(default_factory=dict)
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def claim(self, owner: str, **slots: Any) -> Seams:
@@ -169,7 +277,7 @@ class Seams:
                 f"stabilizer {scaled} fills the seam 'norm_scale', the output of the pre-norm, and {placed} fills "
                 f"'norm_placement' without a pre-norm: keep one of them"
             )
-        if self.score_restore is not None and self.score_mod is not None:
+        if "score_restore" in self.owners and "score_mod" in self.owners:
             restored, modified = self.owners["score_restore"][0], self.owners["score_mod"][0]
             raise SeamConflict(
                 f"stabilizer {restored} fills the seam 'score_restore', which is exact only where the softmax follows, "

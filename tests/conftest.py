@@ -124,14 +124,13 @@ def train_steps():
     """`train_steps(run, n)`: the rows of the run's first n steps, as dicts of floats."""
     import torch
 
-    from stability_lab.training.step import COLUMNS
-
     def train(run, n: int) -> list[dict[str, float]]:
         size = run.config.trainer.micro_batch_size * run.config.trainer.grad_accum_steps
         rows = []
         for step in range(1, n + 1):
-            batch = torch.from_numpy(run.sampler.batch((step - 1) * size, size))
-            rows.append(dict(zip(COLUMNS, run.step(batch, run.schedule.lr(step)).tolist(), strict=True)))
+            windows = torch.from_numpy(run.sampler.batch((step - 1) * size, size))
+            batch = run.objective.batch(windows, 0)
+            rows.append(dict(zip(run.step.columns, run.step(batch, run.schedule.lr(step)).tolist(), strict=True)))
         return rows
 
     return train

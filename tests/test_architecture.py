@@ -100,7 +100,7 @@ def test_the_judge_needs_only_numpy(path: Path) -> None:
 @pytest.mark.parametrize("part", ["model", "objective"])
 def test_model_and_objective_know_neither_stabilizers_nor_each_other(part: str) -> None:
     for path in (PACKAGE / part).glob("*.py"):
-        assert own_parts(path) <= {part, "seams", "config", "numerics"}, name_of(path)
+        assert own_parts(path) <= {part, "seams", "config", "numerics", "judge"}, name_of(path)
 
 
 def test_each_service_lives_in_one_file() -> None:
@@ -139,6 +139,13 @@ def forwards() -> Iterator[tuple[str, ast.FunctionDef]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name == "forward":
                 yield f"{name_of(path)}:{node.lineno}", node
+
+
+def test_forward_decides_at_most_once() -> None:
+    """What a model is made of is decided in constructors, by null objects."""
+    for place, function in forwards():
+        decisions = [node for node in ast.walk(function) if isinstance(node, ast.If | ast.IfExp)]
+        assert len(decisions) <= 1, f"forward in {place} has {len(decisions)} ifs"
 
 
 def words(function: ast.FunctionDef) -> set[str]:

@@ -138,7 +138,7 @@ def test_glob_takes_every_stabilizer() -> None:
 def test_a_sweep_over_other_keys_crosses() -> None:
     command = read_command_line(["-m", "+stabilizer=none,qknorm", "optimizer.lr=3e-3,3e-2", "seed=range(2)"])
     assert command.swept == ["stabilizer", "optimizer.lr", "seed"]
-    found = [(sorted(j.config.stabilizer), j.config.optimizer.lr, j.config.seed) for j in compose_jobs(command)]
+    found = [(sorted(j.config.stabilizer), j.config.lr, j.config.seed) for j in compose_jobs(command)]
     assert found == [(s, lr, seed) for s in ([], ["qknorm"]) for lr in (3e-3, 3e-2) for seed in (0, 1)]
 
 
@@ -206,8 +206,8 @@ def test_a_plus_changes_nothing(spelling: str) -> None:
 
 def test_a_number_may_be_written_as_one_likes() -> None:
     assert one("trainer.max_steps=1e2").config.trainer.max_steps == 100
-    assert one("optimizer.lr=3e-2").config.optimizer.lr == 0.03
-    assert one("optimizer.lr='3e-2'").config.optimizer.lr == 0.03
+    assert one("optimizer.lr=3e-2").config.lr == 0.03
+    assert one("optimizer.lr='3e-2'").config.lr == 0.03
     assert one("trainer.grad_clip=null").config.trainer.grad_clip is None
 
 
@@ -256,7 +256,7 @@ def test_a_sweep_over_quoted_values() -> None:
         (["optimizer.n_layers=2"], "did you mean model.n_layers?"),
         (["zzz=3"], "known are data, data_seed, debug, "),
         (["+sed=3"], "sed is not a key of the configuration: did you mean seed?"),
-        (["optimizer.lrr=3"], "optimizer.lrr is not a key of the configuration: did you mean lr?"),
+        (["trainer.max_step=3"], "trainer.max_step is not a key of the configuration: did you mean max_steps?"),
         (["-m", "seed=1,-2"], "seed=-2: must be 0 or more"),
         (["~optimizer.lr"], "optimizer.lr is missing"),
         (["~model"], "model is missing"),

@@ -43,9 +43,18 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
 
     import torch
 
-    from stability_lab.build import build_model, build_stabilizers, device_of, document_mark, fill_seams, load_data
+    from stability_lab.build import (
+        build_model,
+        build_stabilizers,
+        device_of,
+        document_mark,
+        fill_seams,
+        instantiate,
+        load_data,
+    )
     from stability_lab.data.loader import validation_windows
     from stability_lab.diagnostics.probe import validate
+    from stability_lab.objective.objective import VALIDATION, Objective
     from stability_lab.run.resume import read_config
     from stability_lab.training.checkpoint import find_weights, load_weights
     from stability_lab.training.step import autocast
@@ -63,6 +72,8 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
         load_weights(model, weights, target)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    windows = validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences)
+    objective: Objective = instantiate(config.objective, "objective")
+    windows = torch.from_numpy(validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences))
+    n_bytes = data.bytes_of(objective.batch(windows, VALIDATION).targets_MT.numpy())
     with autocast(target, config.trainer.precision):
-        return validate(model, torch.from_numpy(windows).to(target), batch_size, data.bytes_of(windows[:, 1:]))
+        return validate(model, objective, windows.to(target), batch_size, n_bytes)

@@ -16,7 +16,6 @@ from stability_lab.config.schema import (
     ConfigError,
     InitConfig,
     ModelConfig,
-    OptimizerConfig,
     Parser,
     SamplingConfig,
     ScheduleConfig,
@@ -25,6 +24,7 @@ from stability_lab.config.schema import (
     config_dir,
     convert,
     from_plain,
+    option,
     typed_fields,
 )
 
@@ -34,7 +34,6 @@ __all__ = [
     "ConfigError",
     "InitConfig",
     "ModelConfig",
-    "OptimizerConfig",
     "Parser",
     "SamplingConfig",
     "ScheduleConfig",
@@ -48,6 +47,7 @@ __all__ = [
     "in_speed_key",
     "in_suggestion",
     "may_change_on_resume",
+    "option",
     "role_of",
     "schema_keys",
     "tells_arms_apart",

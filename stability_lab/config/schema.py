@@ -59,6 +59,11 @@ def _key(
     return field(metadata={"role": role} | {name: bound for name, bound in bounds.items() if bound not in (None, ())})
 
 
+def option(default: Any, **bounds: Any) -> Any:
+    """A field of a dataclass of options with its default and with the bounds of `_key`, which `instantiate` checks."""
+    return field(default=default, metadata=bounds)
+
+
 @dataclass
 class ModelConfig:
     name: str = _key()  # of the shape, for people
@@ -77,6 +82,8 @@ class ModelConfig:
     rope_theta: float = _key(gt=0)
     dropout: float = _key(ge=0, lt=1)
     attention: str = _key(one_of=("auto", "sdpa", "explicit", "flex"))
+    window: int | None = _key(ge=1)  # keys that a query sees, its own position among them; null: all before it
+    full_attention_every: int | None = _key(ge=1)  # with a window, every so-many-th layer sees all; null: none does
     init: InitConfig = _key()
 
 
@@ -85,19 +92,6 @@ class InitConfig:
     scheme: str = _key(one_of=("normal", "gpt2", "mitchell", "fan_in"))
     std: float = _key(gt=0)  # of `normal` and `gpt2`; the others follow from the shapes
     truncate: float | None = _key(gt=0)  # in standard deviations; null: not truncated
-
-
-@dataclass
-class OptimizerConfig:
-    name: str = _key(one_of=("adamw",))
-    lr: float = _key(gt=0)  # the peak of the schedule
-    beta1: float = _key(ge=0, lt=1)
-    beta2: float = _key(ge=0, lt=1)
-    eps: float = _key(gt=0)
-    weight_decay: float = _key(ge=0)
-    weight_decay_mode: str = _key(one_of=("lr_scaled", "independent"))
-    independent_weight_decay: float = _key(ge=0)
-    decay_embeddings: bool = _key()  # token and learned position embeddings decay as matrices do
 
 
 @dataclass
@@ -176,7 +170,8 @@ class TrainConfig:
     data: dict[str, Any] = _key()
     tokenizer: dict[str, Any] = _key()
     sampling: SamplingConfig = _key()
-    optimizer: OptimizerConfig = _key()
+    objective: dict[str, Any] = _key()
+    optimizer: dict[str, Any] = _key()  # with `lr`, the peak of the schedule
     schedule: ScheduleConfig = _key()
     trainer: TrainerConfig = _key()
     diagnostics: DiagnosticsConfig = _key()
@@ -187,8 +182,13 @@ class TrainConfig:
     # name, source and what the published model has and the recipe has not
     recipe: dict[str, Any] | None = field(default=None, metadata={"role": "writing"})
 
+    @property
+    def lr(self) -> float:
+        """The peak of the schedule."""
+        return self.optimizer["lr"]
 
-OPEN_SETS = ("stabilizer", "data", "tokenizer", "tracking")
+
+OPEN_SETS = ("stabilizer", "data", "tokenizer", "objective", "optimizer", "tracking")
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
@@ -201,6 +201,10 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
         if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}", name):
             allowed = "up to 96 letters, digits, '.', '_' and '-', without '.' or '-' in front"
             raise ConfigError(f"{key}={name}: must be a folder's name of {allowed}")
+    if "lr" not in config.optimizer:
+        raise ConfigError("optimizer.lr is missing: give it a value")
+    config.optimizer["lr"] = convert("optimizer.lr", config.optimizer["lr"], float)
+    check_bounds("optimizer.lr", config.lr, {"gt": 0})
     _check_model(config.model)
     return config
 

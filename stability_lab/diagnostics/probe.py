@@ -14,35 +14,34 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from stability_lab.judge.series import perplexity
-from stability_lab.model.attention import AttentionStats
+from stability_lab.model.attention import Attention, AttentionStats, logit_stats
+from stability_lab.model.block import Block
+from stability_lab.model.mask import Mask
 from stability_lab.model.transformer import GPT
 from stability_lab.numerics import fp32
-from stability_lab.objective.loss import language_model_loss
+from stability_lab.objective.loss import IGNORE
+from stability_lab.objective.objective import VALIDATION, Objective
 
 
 @torch.no_grad()
-def validate(model: GPT, windows: Tensor, batch_size: int, n_bytes: int) -> dict[str, float]:
-    """Loss over `windows` (M, T+1), whose targets stand for `n_bytes` bytes of text; no auxiliary term is in it.
+def validate(model: GPT, objective: Objective, windows: Tensor, batch_size: int, n_bytes: int) -> dict[str, float]:
+    """Metrics of the objective over `windows` (M, T+1), whose targets stand for `n_bytes` bytes of text.
 
-    `val/loss` in nats per token, `val/ppl` its exponential, and `val/bits_per_byte`, which is comparable across
-    tokenizers and left out where the text is not known (0 bytes). Sums are kept in fp64, so nothing depends on
-    `batch_size` beyond rounding in the model.
+    No auxiliary term is in them. Sums are kept in fp64: nothing depends on `batch_size` beyond rounding in the model.
     """
     total = torch.zeros((), dtype=torch.float64, device=windows.device)
+    n = torch.zeros((), dtype=torch.int64, device=windows.device)
     one = torch.ones((), device=windows.device)
     with evaluating(model):
-        for batch in windows.split(batch_size):
-            logits = model(batch[:, :-1]).logits_BTV
-            total += language_model_loss(logits.flatten(0, 1), batch[:, 1:].flatten(), one).ce.double()
-    nats = total.item()
-    loss = nats / windows[:, 1:].numel()
-    measured = {"val/loss": loss, "val/ppl": perplexity(loss)}
-    return measured | ({"val/bits_per_byte": nats / math.log(2) / n_bytes} if n_bytes else {})
+        for start in range(0, len(windows), batch_size):
+            batch = objective.batch(windows[start : start + batch_size], VALIDATION + start)
+            total += objective.loss(model(batch.inputs_MT), batch, one).ce.double()
+            n += (batch.targets_MT != IGNORE).sum()
+    return objective.metrics(total.item(), int(n.item()), n_bytes)
 
 
 @torch.no_grad()
-def probe_attention(model: GPT, windows: Tensor) -> dict[str, float]:
+def probe_attention(model: GPT, objective: Objective, windows: Tensor) -> dict[str, float]:
     """Exact attention statistics over all logits of `windows` (P, T+1), of the model and of each layer, and sizes.
 
     Largest logit, signed and absolute, before any cap; `spread`, the largest over layers of a layer's largest logit
@@ -50,9 +49,8 @@ def probe_attention(model: GPT, windows: Tensor) -> dict[str, float]:
     mean squares of the residual stream after each block and of the token embeddings; where queries and keys have
     gains, the largest product of two over layers.
     """
-    stats: list[AttentionStats] = []
-    with evaluating(model), _streams(model) as rms_L:
-        model(windows[:, :-1], stats)
+    with evaluating(model), watching(model) as (stats, rms_L):
+        model(objective.batch(windows, VALIDATION).inputs_MT)
     spread_L = torch.stack([s.max_logit_H.amax() - s.max_logit_H.median() for s in stats]).tolist()
     largest_L = torch.stack([s.max_logit_H.amax() for s in stats]).tolist()
     absolute_L = torch.stack([s.max_abs_logit_H.amax() for s in stats]).tolist()
@@ -72,38 +70,50 @@ def probe_attention(model: GPT, windows: Tensor) -> dict[str, float]:
     measured["weight/rms/embed"] = fp32(model.embed.weight[: model.config.vocab_size]).square().mean().sqrt().item()
     for layer, rms in enumerate(rms_L):
         measured[f"act/rms/L{layer:02d}"] = rms.item()
-    if gains := [gain for block in model.blocks if (gain := _gain_product(block)) is not None]:
+    attentions = [attention for attention in model.modules() if isinstance(attention, Attention)]
+    gains = [gain.item() for a in attentions if (gain := a.qk_transform.gain_product()) is not None]
+    if gains:
         measured["attn/qk_gain"] = _max(gains)
-    for layer, block in enumerate(model.blocks):
-        factor = getattr(block.get_submodule("attn.attn_scale"), "factor", None)
-        if factor is not None:
+    for layer, attention in enumerate(attentions):
+        if (factor := attention.attn_scale.factor) is not None:
             measured[f"attn/scale/L{layer:02d}"] = factor.item()
     return measured
 
 
+class _Watch(torch.nn.Module):
+    """In the place of a layer's `watch`: exact statistics of its logits, one entry a forward pass."""
+
+    def __init__(self, attention: Attention, stats: list[AttentionStats]):
+        super().__init__()
+        self.scale, self.restore, self.score_mod = attention.scale, attention.restore, attention.score_mod
+        self.stats = stats
+
+    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, mask: Mask) -> None:
+        self.stats.append(logit_stats(q_BHTK, k_BGTK, self.scale, mask, self.restore, self.score_mod))
+
+
 @contextmanager
-def _streams(model: GPT) -> Iterator[list[Tensor]]:
-    """Receives the root mean square of the residual stream (B, T, D) after each block, in a forward pass meanwhile."""
+def watching(model: torch.nn.Module) -> Iterator[tuple[list[AttentionStats], list[Tensor]]]:
+    """Of a forward pass meanwhile, a layer each: attention statistics (O(T^2) in fp32), and the root mean square of the
+    residual stream (B, T, D) after the block."""
+    stats: list[AttentionStats] = []
     rms: list[Tensor] = []
 
     def note(_: torch.nn.Module, __: object, output: tuple[Tensor, Tensor]) -> None:
         rms.append(fp32(output[0]).square().mean().sqrt())
 
-    hooks = [block.register_forward_hook(note) for block in model.blocks]
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    unwatched = [attention.watch for attention in attentions]
+    hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, Block)]
+    for attention in attentions:
+        attention.watch = _Watch(attention, stats)
     try:
-        yield rms
+        yield stats, rms
     finally:
+        for attention, before in zip(attentions, unwatched, strict=True):
+            attention.watch = before
         for hook in hooks:
             hook.remove()
-
-
-def _gain_product(block: torch.nn.Module) -> float | None:
-    """max|g_q| max|g_k|, by which a logit's bound of sqrt(head_dim) grows (scope `head`)."""
-    transform = block.get_submodule("attn.qk_transform")
-    q_gain, k_gain = getattr(transform, "q_gain", None), getattr(transform, "k_gain", None)
-    if not isinstance(q_gain, Tensor) or not isinstance(k_gain, Tensor):
-        return None
-    return (q_gain.abs().amax() * k_gain.abs().amax()).item()
 
 
 def _max(values: list[float]) -> float:

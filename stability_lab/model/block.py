@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stability_lab.config import ModelConfig
-from stability_lab.model.attention import Attention, AttentionStats
-from stability_lab.model.documents import Documents
-from stability_lab.seams import Seams
+from stability_lab.model.attention import Attention
+from stability_lab.model.mask import CAUSAL, Mask
+from stability_lab.seams import Seams, Site
 
 
 class MLP(nn.Module):
@@ -35,29 +35,24 @@ class Block(nn.Module):
     identities.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, seams: Seams, backend: str):
+    def __init__(self, config: ModelConfig, site: Site, seams: Seams, backend: str, rotate: nn.Module | None = None):
         super().__init__()
+        attn, mlp = site.at("attn", site.layer), site.at("mlp", site.layer)
 
-        def norm(present: bool, role: str) -> nn.Module:
-            return seams.norm(config.d_model, layer, role) if present else nn.Identity()
+        def norm(present: bool, site: Site) -> nn.Module:
+            return seams.norm(site) if present else nn.Identity()
 
         place = seams.norm_placement
-        self.attn_norm, self.mlp_norm = norm(place.pre, "attn"), norm(place.pre, "mlp")
-        self.norm_scale = seams.norm_scale(layer)
-        self.attn = Attention(config, layer, seams, backend)
+        self.attn_norm, self.mlp_norm = norm(place.pre, attn), norm(place.pre, mlp)
+        self.attn_norm_scale, self.mlp_norm_scale = seams.norm_scale(attn), seams.norm_scale(mlp)
+        self.attn = Attention(config, attn, seams, backend, rotate)
         self.mlp = MLP(config)
-        self.attn_branch_norm, self.mlp_branch_norm = norm(place.branch, "attn"), norm(place.branch, "mlp")
-        self.attn_residual_norm, self.mlp_residual_norm = norm(place.residual, "attn"), norm(place.residual, "mlp")
+        self.attn_branch_norm, self.mlp_branch_norm = norm(place.branch, attn), norm(place.branch, mlp)
+        self.attn_residual_norm, self.mlp_residual_norm = norm(place.residual, attn), norm(place.residual, mlp)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        stats: list[AttentionStats] | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        attended, bound = self.attn(self.norm_scale(self.attn_norm(x_BTD)), rope, stats, documents)
+    def forward(self, x_BTD: Tensor, mask: Mask = CAUSAL) -> tuple[Tensor, Tensor]:
+        attended, bound = self.attn(self.attn_norm_scale(self.attn_norm(x_BTD)), mask)
         x_BTD = self.attn_residual_norm(x_BTD + self.attn_branch_norm(self.dropout(attended)))
-        mixed = self.mlp(self.norm_scale(self.mlp_norm(x_BTD)))
+        mixed = self.mlp(self.mlp_norm_scale(self.mlp_norm(x_BTD)))
         return self.mlp_residual_norm(x_BTD + self.mlp_branch_norm(self.dropout(mixed))), bound

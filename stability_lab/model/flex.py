@@ -15,7 +15,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from stability_lab.seams import ScoreMod
 
-_masks: dict[tuple[int, str], torch_flex.BlockMask] = {}
+_masks: dict[tuple[bool, int | None, int, str], torch_flex.BlockMask] = {}
 
 
 def flex_attention(
@@ -24,10 +24,9 @@ def flex_attention(
     v_BGTK: Tensor,
     on_scores: Callable[..., Tensor] | None,
     grouped: bool,
-    mask: torch_flex.BlockMask | None = None,
+    mask: torch_flex.BlockMask,
 ) -> Tensor:
-    """softmax(mask(on_scores(q k^T / sqrt(K)))) v, causal unless told otherwise; (B, H, T, K). Backward needs CUDA."""
-    mask = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
+    """softmax(mask(on_scores(q k^T / sqrt(K)))) v; (B, H, T, K). Backward needs CUDA."""
     attend = torch_flex.flex_attention if torch.compiler.is_compiling() else _compiled()
     return attend(q_BHTK, k_BGTK, v_BGTK, score_mod=on_scores, block_mask=mask, enable_gqa=grouped)
 
@@ -53,23 +52,26 @@ def on_scores(score_mod: ScoreMod | None) -> Callable[..., Tensor] | None:
     return modified
 
 
-def causal_mask(seq_len: int, device: torch.device) -> torch_flex.BlockMask:
-    """Made once for a length and device; call it before compiling a model, or the mask becomes part of the graph."""
-    key = (seq_len, str(device))
-    if key not in _masks:
-        _masks[key] = torch_flex.create_block_mask(_causal, None, None, seq_len, seq_len, device=str(device))
-    return _masks[key]
+def block_mask(
+    causal: bool, window: int | None, documents_BT: Tensor | None, seq_len: int, device: torch.device
+) -> torch_flex.BlockMask:
+    """`Mask.hidden` as FlexAttention takes it, new for each batch where there are documents.
 
-
-def document_mask(number_BT: Tensor) -> torch_flex.BlockMask:
-    """Causal, and within documents: query and key see each other where their numbers are equal. New for each batch."""
+    Without documents it is made once for a length and device; call it before compiling a model, or making it becomes
+    part of the graph.
+    """
+    key = (causal, window, seq_len, str(device))
+    if documents_BT is None and key in _masks:
+        return _masks[key]
 
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (number_BT[b, query] == number_BT[b, key])
+        seen = query >= key if causal else query == query
+        if window is not None:
+            seen = seen & ((query - key).abs() < window)
+        return seen if documents_BT is None else seen & (documents_BT[b, query] == documents_BT[b, key])
 
-    B, T = number_BT.shape
-    return torch_flex.create_block_mask(visible, B, None, T, T, device=str(number_BT.device))
-
-
-def _causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return query >= key
+    B = None if documents_BT is None else documents_BT.shape[0]
+    made = torch_flex.create_block_mask(visible, B, None, seq_len, seq_len, device=str(device))
+    if documents_BT is None:
+        _masks[key] = made
+    return made

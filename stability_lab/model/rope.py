@@ -6,9 +6,45 @@ Shape letters: B batch, T tokens, H heads, K head_dim, D d_model.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stability_lab.numerics import fp32
+
+
+class Rope(nn.Module):
+    """(x_BTHK) -> the same shape and dtype, rotated by position; one instance serves all layers."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, seq_len: int, head_dim: int, theta: float):
+        super().__init__()
+        cos, sin = rope_table(seq_len, head_dim, theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x_BTHK: Tensor) -> Tensor:
+        return rotate(x_BTHK, self.cos, self.sin)
+
+
+class LearnedPositions(nn.Embedding):
+    """(x_BTD) -> x plus a learned vector for each position (arXiv:1706.03762, table 3 E)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input + self.weight[: input.shape[1]]
+
+
+class SinusoidalPositions(nn.Module):
+    """(x_BTD) -> x plus the sinusoidal table."""
+
+    table: Tensor
+
+    def __init__(self, seq_len: int, d_model: int):
+        super().__init__()
+        self.register_buffer("table", sinusoidal_table(seq_len, d_model), persistent=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD + self.table[: x_BTD.shape[1]]
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

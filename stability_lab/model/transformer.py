@@ -1,31 +1,24 @@
-"""A decoder-only GPT.
+"""A decoder-only transformer.
 
 Shape letters: B batch, T tokens, D d_model, V vocab, L layers.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stability_lab.config import ModelConfig
-from stability_lab.model.attention import AttentionStats, choose_backend
+from stability_lab.model.backend import choose_backend
 from stability_lab.model.block import Block
-from stability_lab.model.documents import DocumentMark, documents_of
-from stability_lab.model.rope import rope_table, sinusoidal_table
-from stability_lab.seams import Seams
-
-
-class GPTOutput(NamedTuple):
-    logits_BTV: Tensor
-    attn_logit_bound_L: Tensor  # no attention logit of the layer was larger; fp32, detached
+from stability_lab.model.mask import DocumentMark, Masks, layer_windows
+from stability_lab.model.rope import LearnedPositions, Rope, SinusoidalPositions
+from stability_lab.seams import ModelOutput, Seams, Site
 
 
 class GPT(nn.Module):
-    """Token ids (B, T) -> `GPTOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from.
+    """Token ids (B, T) -> `ModelOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from.
 
     With a `mark`, attention stays within the documents that it separates.
     """
@@ -41,62 +34,66 @@ class GPT(nn.Module):
         super().__init__()
         assert config.vocab_size is not None
         seams.check()
-        d, t = config.d_model, config.seq_len
+        site, t = site_of(config), config.seq_len
         rows = max(config.vocab_size, config.pad_vocab_to or 0)
+        windows = layer_windows(config.window, config.full_attention_every, config.n_layers, t)
+        masked_by = "sampling.mask_documents" if mark else "model.window" if any(windows) else None
         self.config, self.seams, self.mark = config, seams, mark
-        self.position_table: Tensor
-        self.rope_cos: Tensor
-        self.rope_sin: Tensor
         self.backend = choose_backend(
-            config.attention, seams, device_type, precision, config.dropout, d // config.n_heads, mark is not None
+            config.attention, seams, device_type, precision, config.dropout, site.head_dim, masked_by
         )
-        self.embed = nn.Embedding(rows, d)
-        self.embed_scale = seams.embed_scale(d)
-        self.embed_positions = nn.Embedding(t, d) if config.positions == "learned" else None
-        if config.positions == "rope":
-            cos, sin = rope_table(t, d // config.n_heads, config.rope_theta)
-            self.register_buffer("rope_cos", cos, persistent=False)
-            self.register_buffer("rope_sin", sin, persistent=False)
-        elif config.positions == "sinusoidal":
-            self.register_buffer("position_table", sinusoidal_table(t, d), persistent=False)
+        self.masks = Masks(windows, mark, self.backend.name)
+        self.embed = nn.Embedding(rows, config.d_model)
+        self.embed_scale = seams.embed_scale(site)
+        self.embed_positions = _positions(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, i, seams, self.backend.name) for i in range(config.n_layers))
-        self.final_norm = seams.norm(d, None, "final") if seams.norm_placement.final else nn.Identity()
-        self.head = None if config.tied_head else nn.Linear(d, rows, bias=False)
-        self.logit_transform = seams.logit_transform
+        rotate = Rope(t, site.head_dim, config.rope_theta) if config.positions == "rope" else None
+        self.blocks = nn.ModuleList(
+            Block(config, site.at("attn", layer), seams, self.backend.name, rotate) for layer in range(config.n_layers)
+        )
+        self.final_norm = seams.norm(site.at("final")) if seams.norm_placement.final else nn.Identity()
+        self.head = None if config.tied_head else nn.Linear(config.d_model, rows, bias=False)
+        self.logit_transform = seams.logit_transform(site.at("logits"))
 
     def extra_repr(self) -> str:
         owners = (f"{seam} <- {', '.join(names)}" for seam, names in self.seams.owners.items())
         return f"seams: {'; '.join(owners) or 'all empty'}"
 
-    def forward(self, tokens_BT: Tensor, stats: list[AttentionStats] | None = None) -> GPTOutput:
-        """`stats`, where given, receives one entry of exact attention statistics a layer."""
-        x = self.dropout(self._embed(tokens_BT))
-        rope = (self.rope_cos, self.rope_sin) if self.config.positions == "rope" else None
-        documents = None if self.mark is None else documents_of(tokens_BT, self.mark, self.backend.name)
-        bounds = []
-        for block in self.blocks:
-            x, bound = block(x, rope, stats, documents)
-            bounds.append(bound)
-        x = self.final_norm(x)
-        logits = F.linear(x, self.embed.weight) if self.head is None else self.head(x)
-        if logits.shape[-1] != self.config.vocab_size:
-            logits = logits[..., : self.config.vocab_size]
-        return GPTOutput(self.logit_transform(logits), torch.stack(bounds))
+    @property
+    def unembedding(self) -> Tensor:
+        """The weight that logits come from, (rows, D): the head's, or the embedding's where it is tied."""
+        return self.embed.weight if self.head is None else self.head.weight
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
-        x = self.embed_scale(self.embed(tokens_BT))
-        t = tokens_BT.shape[1]
-        if self.embed_positions is not None:
-            return x + self.embed_positions.weight[:t]
-        if self.config.positions == "sinusoidal":
-            return x + self.position_table[:t]
-        return x
+    def forward(self, tokens_BT: Tensor) -> ModelOutput:
+        x = self.dropout(self.embed_positions(self.embed_scale(self.embed(tokens_BT))))
+        bounds = []
+        for block, mask in zip(self.blocks, self.masks(tokens_BT), strict=True):
+            x, bound = block(x, mask)
+            bounds.append(bound)
+        # Rows that pad the vocabulary are multiplied, for speed, and give no logit.
+        logits = F.linear(self.final_norm(x), self.unembedding)[..., : self.config.vocab_size]
+        return ModelOutput(
+            self.logit_transform(logits), torch.stack(bounds), self.unembedding[: self.config.vocab_size]
+        )
+
+
+def site_of(config: ModelConfig) -> Site:
+    """That of the embedding; `Site.at` gives the others."""
+    h = config.n_heads
+    return Site(0, config.n_layers, "embed", config.d_model, h, config.n_kv_heads or h, config.d_model // h)
+
+
+def _positions(config: ModelConfig) -> nn.Module:
+    if config.positions == "learned":
+        return LearnedPositions(config.seq_len, config.d_model)
+    if config.positions == "sinusoidal":
+        return SinusoidalPositions(config.seq_len, config.d_model)
+    return nn.Identity()
 
 
 def parameter_counts(model: GPT) -> dict[str, int]:
     """Unique parameters: all of them, and without token embedding, position embedding and head."""
     total = sum(p.numel() for p in model.parameters())
-    outside = [model.embed, model.embed_positions, model.head]
+    outside = (model.embed, model.embed_positions, model.head)
     embeddings = sum(p.numel() for m in outside if m is not None for p in m.parameters())
     return {"total": total, "non_embedding": total - embeddings}

@@ -1,6 +1,6 @@
 """Cross-entropy and auxiliary terms from one log-softmax, in fp32.
 
-    L = (1/N) * sum over valid tokens of [ log Z - logit of the target + sum of terms(log Z) ]
+    L = (1/N) * sum over valid tokens of [ log Z - logit of the target + sum of terms ]
 
 N is the number of valid tokens of the whole optimizer step (all micro-batches), known before the first backward, so
 that gradients are those of one large batch even where micro-batches hold different numbers of valid tokens. A batch
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stability_lab.seams import LossTerm
+from stability_lab.seams import LossRecord, LossTerm
 
 IGNORE = -100  # a target that is not to be predicted
 
@@ -28,10 +28,21 @@ class LossSums(NamedTuple):
 
     objective: Tensor
     ce: Tensor  # sum over valid tokens, nats
-    terms: Tensor  # sum of the weighted auxiliary terms
+    terms: tuple[Tensor, ...]  # sum of each weighted auxiliary term
     z_raw: Tensor  # sum of log Z squared
     log_z: Tensor  # sum of log Z
     log_z_max: Tensor  # largest |log Z|
+
+    def plus(self, other: LossSums) -> LossSums:
+        """Of two micro-batches together, without their graphs."""
+        return LossSums(
+            objective=self.objective.detach() + other.objective.detach(),
+            ce=self.ce + other.ce,
+            terms=tuple(a + b for a, b in zip(self.terms, other.terms, strict=True)),
+            z_raw=self.z_raw + other.z_raw,
+            log_z=self.log_z + other.log_z,
+            log_z_max=torch.maximum(self.log_z_max, other.log_z_max),
+        )
 
 
 class _LogZAndCrossEntropy(torch.autograd.Function):
@@ -61,21 +72,28 @@ class _LogZAndCrossEntropy(torch.autograd.Function):
 
 
 def language_model_loss(
-    logits_NV: Tensor, targets_N: Tensor, inv_n: Tensor, terms: Iterable[LossTerm] = ()
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    inv_n: Tensor,
+    terms: Iterable[LossTerm] = (),
+    unembedding_VD: Tensor | None = None,
 ) -> LossSums:
-    """`inv_n`: 0-d fp32 tensor, 1 / number of valid tokens of the whole optimizer step (0 where there is none)."""
+    """`inv_n`: 0-d fp32 tensor, 1 / number of valid tokens of the whole optimizer step (0 where there is none).
+
+    `unembedding_VD` is for terms that look at it; without one they see an empty matrix.
+    """
     valid_N = targets_N != IGNORE
     with torch.autocast(logits_NV.device.type, enabled=False):
         log_z_N, ce_N = _LogZAndCrossEntropy.apply(logits_NV, targets_N.clamp_min(0))  # pyright: ignore
         ce = torch.where(valid_N, ce_N, 0.0).sum()
-        penalty = torch.zeros_like(ce)
-        for term in terms:
-            penalty = penalty + torch.where(valid_N, term(log_z_N), 0.0).sum()
+        unembedding_VD = logits_NV.new_empty(0, 0) if unembedding_VD is None else unembedding_VD
+        record = LossRecord(log_z_N, logits_NV, unembedding_VD)
+        penalties = tuple(torch.where(valid_N, term(record), 0.0).sum() for term in terms)
         seen_N = torch.where(valid_N, log_z_N.detach(), 0.0)
         return LossSums(
-            objective=(ce + penalty) * inv_n,
+            objective=(ce + sum(penalties, torch.zeros_like(ce))) * inv_n,
             ce=ce.detach(),
-            terms=penalty.detach(),
+            terms=tuple(penalty.detach() for penalty in penalties),
             z_raw=seen_N.square().sum(),
             log_z=seen_N.sum(),
             log_z_max=seen_N.abs().amax(),

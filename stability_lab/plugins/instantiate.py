@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stability_lab.config import ConfigError, convert, typed_fields
+from stability_lab.config import ConfigError, check_bounds, convert, typed_fields
 from stability_lab.plugins.trust import load_class
 from stability_lab.text import did_you_mean
 
@@ -23,12 +23,14 @@ def instantiate(node: Mapping[str, Any], key: str) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{key}._target_={target}: must be a dataclass of options")
     types, values = typed_fields(cls), {}
+    bounds = {field.name: field.metadata for field in dataclasses.fields(cls)}
     for name, value in node.items():
         if name == "_target_":
             continue
         if name not in types:
             raise ConfigError(f"{key}.{name} is not an option of {key}: {did_you_mean(name, types)}")
         values[name] = convert(f"{key}.{name}", value, types[name])
+        check_bounds(f"{key}.{name}", values[name], bounds[name])
     try:
         return cls(**values)
     except ConfigError:

@@ -23,7 +23,7 @@ from stability_lab.build import build_model
 from stability_lab.config import InitConfig, TrainConfig
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
-from stability_lab.objective.loss import language_model_loss
+from stability_lab.objective.causal_lm import CausalLM
 from stability_lab.seams import Seams
 
 VOCAB = 257
@@ -103,13 +103,14 @@ def _outputs(model: GPT, windows: Tensor) -> dict[str, list[Tensor]]:
     hooks = [model.embed.register_forward_hook(begin)]
     for block in model.blocks:
         hooks += [block.get_submodule(path).register_forward_hook(keep(place)) for place, path in PLACES.items()]
+    objective = CausalLM()
+    batch = objective.batch(windows, 0)
     try:
-        logits = model(windows[:, :-1]).logits_BTV
+        output = model(batch.inputs_MT)
     finally:
         for hook in hooks:
             hook.remove()
-    targets = windows[:, 1:].flatten()
-    language_model_loss(logits.flatten(0, 1), targets, torch.tensor(1 / targets.numel())).objective.backward()
+    objective.loss(output, batch, torch.tensor(1 / batch.targets_MT.numel())).objective.backward()
     return outputs
 
 

@@ -14,7 +14,7 @@ from stability_lab.compose import compose_job
 from stability_lab.model.attention import logit_stats
 from stability_lab.model.rope import sinusoidal_table
 from stability_lab.objective.loss import language_model_loss
-from stability_lab.seams import AttentionShape, Seams
+from stability_lab.seams import Scaling, Seams, Site
 from stability_lab.stabilizers.attn_scale import AttnScale
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
 from stability_lab.stabilizers.layernorm import LayerNorm
@@ -37,12 +37,12 @@ def numbers() -> dict[str, Value]:
 
 
 def _zloss() -> Iterator[tuple[str, float]]:
-    term = next(iter(ZLoss(weight=1e-4).apply(Seams()).loss_terms.values()))
+    term = ZLoss(weight=1e-4).apply(Seams()).loss_terms["zloss"](_heads(4))
     one, target = torch.ones((), dtype=torch.float64), torch.zeros(1, dtype=torch.long)
     for name, logits in (("10_5_0", [10.0, 5.0, 0.0]), ("2_1_0", [2.0, 1.0, 0.0])):
         sums = language_model_loss(torch.tensor([logits], dtype=torch.float64), target, one, [term])
         yield f"logz_{name}", sums.log_z.item()
-        yield f"zloss_{name}", sums.terms.item()
+        yield f"zloss_{name}", sums.terms[0].item()
     for name, log_z in (("above", 5.0), ("below", -5.0)):
         # With the penalty less without it; a shift of all logits by s changes log Z by s.
         logits = torch.full((1, 8), log_z, dtype=torch.float64) - torch.tensor(8.0, dtype=torch.float64).log()
@@ -58,13 +58,13 @@ def _zloss() -> Iterator[tuple[str, float]]:
 def _qknorm() -> Iterator[tuple[str, float]]:
     q = torch.tensor([10.0, 20.0, 30.0, 40.0], dtype=torch.float64).view(1, 1, 1, 4)
     k = torch.tensor([5.0, 10.0, 15.0, 20.0], dtype=torch.float64).view(1, 1, 1, 4)
-    shape = AttentionShape(layer=0, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=4)
-    raw, root = (q * k).sum().item(), shape.head_dim**0.5
+    site = _heads(4)
+    raw, root = (q * k).sum().item(), site.head_dim**0.5
     yield "raw_logit", raw
     yield "raw_logit_scaled", raw / root
     product = {}
     for norm in ("layer", "rms"):
-        module = QKNormStabilizer(norm=norm, affine=False).apply(Seams()).qk_transform(shape)
+        module = QKNormStabilizer(norm=norm, affine=False).apply(Seams()).qk_transform(site)
         a, b = module(q, k)
         product[norm] = (a * b).sum().item()
     yield "qknorm_layer_logit", product["layer"]
@@ -79,7 +79,7 @@ def _soft_cap() -> Iterator[tuple[str, float]]:
         ("cap30_10", 30.0, 10.0),
         ("cap50_of_bound_64", 50.0, 8.0),
     ):
-        module = SoftCapStabilizer(cap).apply(Seams()).score_mod
+        module = SoftCapStabilizer(cap).apply(Seams()).score_mod(_heads(64))
         assert module is not None
         yield name, module(torch.tensor(logit, dtype=torch.float64)).item()
 
@@ -135,8 +135,9 @@ def _gradient(seed: int, d: int, mode: str) -> float:
     return torch.linalg.matrix_norm(jacobian_NKK).mean().item()
 
 
-def _heads(head_dim: int) -> AttentionShape:
-    return AttentionShape(layer=0, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=head_dim)
+def _heads(head_dim: int) -> Site:
+    """That of an attention layer with one head."""
+    return Site(0, 1, "attn", head_dim, n_heads=1, n_kv_heads=1, head_dim=head_dim)
 
 
 def _norms() -> Iterator[tuple[str, float]]:
@@ -161,7 +162,7 @@ def _norm(name: str, n: int) -> nn.Module:
         seams = RMSNormStabilizer(eps=_NO_EPS, affine=False).apply(Seams())
     else:
         seams = LayerNorm(eps=_NO_EPS, affine=False, bias=False).apply(Seams())
-    return seams.norm(n, None, "final").double()
+    return seams.norm(Site(1, 1, "final", n, n_heads=1, n_kv_heads=1, head_dim=n)).double()
 
 
 def _rank(norm: nn.Module, x: Tensor) -> float:
@@ -179,7 +180,7 @@ def _attention() -> Iterator[tuple[str, Value]]:
     yield "position_0_largest", sinusoidal_table(1, 64).amax().item()
 
 
-def _entropy(seed: int, module: nn.Module) -> float:
+def _entropy(seed: int, module: Scaling) -> float:
     """Mean entropy over ln(number of keys), of causal attention over 64 tokens in 4 heads of 32."""
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(1, 4, 64, 32, generator=generator) for _ in range(2))

@@ -31,8 +31,8 @@ from stability_lab.compose import Composed
 from stability_lab.config import TrainConfig, in_speed_key
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.diagnostics.probe import probe_attention, validate
-from stability_lab.model.transformer import GPT, parameter_counts
-from stability_lab.seams import AttentionShape, Seams, Stabilizer
+from stability_lab.model.transformer import GPT, parameter_counts, site_of
+from stability_lab.seams import Seams, Stabilizer
 from stability_lab.text import flatten
 from stability_lab.training.step import autocast
 
@@ -110,20 +110,14 @@ def flops_per_token(model: GPT) -> int:
 
 def _layer_factors(config: TrainConfig, seams: Seams) -> dict[str, list[float]]:
     """Each layer's initial factor, of the seams that hold one."""
-    m = config.model
-    kv_heads, head_dim = m.n_kv_heads or m.n_heads, m.d_model // m.n_heads
-    shapes = [AttentionShape(i, m.n_layers, m.n_heads, kv_heads, head_dim) for i in range(m.n_layers)]
-    factors: dict[str, list[float]] = {}
-    for name, modules in (
-        ("attn_scale", [seams.attn_scale(shape) for shape in shapes]),
-        ("norm_scale", [seams.norm_scale(i) for i in range(m.n_layers)]),
-    ):
-        values = [getattr(module, "factor", None) for module in modules]
-        if all(value is not None for value in values):
-            factors[name] = [value.item() for value in values if value is not None]
-    if seams.score_restore is not None:
-        factors["score_restore"] = [seams.score_restore(shape) for shape in shapes]
-    return factors
+    sites = [site_of(config.model).at("attn", layer) for layer in range(config.model.n_layers)]
+    found = {
+        "attn_scale": [seams.attn_scale(site).factor for site in sites],
+        "norm_scale": [seams.norm_scale(site).factor for site in sites],
+        "score_restore": [seams.score_restore(site) for site in sites],
+    }
+    factors = {name: [float(value) for value in values if value is not None] for name, values in found.items()}
+    return {name: values for name, values in factors.items() if values}
 
 
 def speed_key(config: TrainConfig) -> str:
@@ -166,10 +160,10 @@ def measure(config: TrainConfig) -> Timing:
     def steps(accumulate: int) -> Callable[[], None]:
         def step() -> None:
             nonlocal read
-            batch = torch.from_numpy(run.sampler.batch(read, micro * accumulate))
-            read += micro * accumulate
+            windows = torch.from_numpy(run.sampler.batch(read, micro * accumulate)).to(device)
             run.step.grad_accum_steps = accumulate
-            run.step(batch.to(device), run.schedule.lr(1)).tolist()
+            run.step(run.objective.batch(windows, read), run.schedule.lr(1)).tolist()
+            read += micro * accumulate
 
         return step
 
@@ -188,11 +182,11 @@ def measure(config: TrainConfig) -> Timing:
 
     def evaluate() -> None:
         with autocast(device, trainer.precision):
-            validate(run.model, windows, micro, run.eval_bytes)
+            validate(run.model, run.objective, windows, micro, run.eval_bytes)
 
     def probe() -> None:
         with autocast(device, trainer.precision):
-            probe_attention(run.model, run.probe_windows)
+            probe_attention(run.model, run.objective, run.probe_windows)
 
     first_s = step_s + max(0.0, warm_s - one_s)
     if trainer.compile != "off":

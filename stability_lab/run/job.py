@@ -276,7 +276,7 @@ class _Sink:
 
 
 def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
-    pairs = {"optimizer.lr": f"{config.optimizer.lr:g}", "seed": str(config.seed)}
+    pairs = {"optimizer.lr": f"{config.lr:g}", "seed": str(config.seed)}
     for line in overrides:
         key, _, value = line.lstrip("+~").partition("=")
         group, _, option = key.partition(".")

@@ -191,7 +191,7 @@ def _notices(
 
 
 def _other_length(before: Any, config: TrainConfig, step: int) -> str:
-    steps, peak = config.trainer.max_steps, config.optimizer.lr
+    steps, peak = config.trainer.max_steps, config.lr
     text = f"{MAX_STEPS} is {steps} and was {before}"
     if step == steps or not isinstance(before, int) or before < step:
         return text

@@ -14,9 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from stability_lab.seams import AttentionShape, Scale, Seams
+from stability_lab.seams import Scale, Scaling, Seams, Site
 
 MODES = ("sqrt", "none", "inverse_d")
 
@@ -38,6 +36,6 @@ class AttnScale:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, attn_scale=self._module)
 
-    def _module(self, shape: AttentionShape) -> nn.Module:
-        root = math.sqrt(shape.head_dim)
+    def _module(self, site: Site) -> Scaling:
+        root = math.sqrt(site.head_dim)
         return Scale({"sqrt": 1.0, "none": root, "inverse_d": 1 / root}[self.mode])

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from stability_lab.seams import AttentionShape, Scale, Seams
+from stability_lab.seams import Scale, Scaling, Seams, Site
 
 MODES = ("inverse_layer", "linear", "learned", "query_key_layer")
 PRESETS = {"up": (0.5, 1.5), "down": (1.5, 0.5), "flat": (1.0, 1.0)}
@@ -78,16 +78,16 @@ class DynamicScaling:
 
     def apply(self, seams: Seams) -> Seams:
         if self.mode == "query_key_layer":
-            return seams.claim(self.name, attn_scale=self._module, score_restore=lambda shape: shape.layer + 1.0)
+            return seams.claim(self.name, attn_scale=self._module, score_restore=lambda site: site.layer + 1.0)
         return seams.claim(self.name, attn_scale=self._module)
 
-    def _module(self, shape: AttentionShape) -> nn.Module:
-        return LearnedScale() if self.mode == "learned" else Scale(self._factor(shape))
+    def _module(self, site: Site) -> Scaling:
+        return LearnedScale() if self.mode == "learned" else Scale(self._factor(site))
 
-    def _factor(self, shape: AttentionShape) -> float:
+    def _factor(self, site: Site) -> float:
         if self.mode != "linear":
-            return 1 / (shape.layer + 1)
+            return 1 / (site.layer + 1)
         first, last = PRESETS[self.preset] if self.preset else (self.first, self.last)
         assert first is not None
         assert last is not None
-        return first + (last - first) * shape.layer / max(shape.n_layers - 1, 1)
+        return first + (last - first) * site.layer / max(site.n_layers - 1, 1)

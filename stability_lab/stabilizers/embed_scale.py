@@ -13,9 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from stability_lab.seams import Scale, Seams
+from stability_lab.seams import Scale, Scaling, Seams, Site
 
 
 @dataclass(frozen=True)
@@ -35,5 +33,5 @@ class EmbedScale:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, embed_scale=self._module)
 
-    def _module(self, d_model: int) -> nn.Module:
-        return Scale(math.sqrt(d_model) if self.factor is None else self.factor)
+    def _module(self, site: Site) -> Scaling:
+        return Scale(math.sqrt(site.d_model) if self.factor is None else self.factor)

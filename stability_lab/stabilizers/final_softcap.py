@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab.numerics import soft_cap
-from stability_lab.seams import Seams
+from stability_lab.seams import Seams, Site
 
 
 class FinalSoftCap(nn.Module):
@@ -49,4 +49,7 @@ class FinalSoftCapStabilizer:
             raise ValueError(f"cap={self.cap:g}: must be positive and finite (30 is usual); off means not selected")
 
     def apply(self, seams: Seams) -> Seams:
-        return seams.claim(self.name, logit_transform=FinalSoftCap(self.cap))
+        return seams.claim(self.name, logit_transform=self._module)
+
+    def _module(self, site: Site) -> nn.Module:
+        return FinalSoftCap(self.cap)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from stability_lab.seams import Seams
+from stability_lab.seams import Seams, Site
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ class LayerNorm:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, norm=self._norm)
 
-    def _norm(self, d: int, layer: int | None, role: str) -> nn.Module:
-        return nn.LayerNorm(d, eps=self.eps, elementwise_affine=self.affine, bias=self.bias)
+    def _norm(self, site: Site) -> nn.Module:
+        return nn.LayerNorm(site.d_model, eps=self.eps, elementwise_affine=self.affine, bias=self.bias)

@@ -14,9 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
-from stability_lab.seams import Scale, Seams
+from stability_lab.seams import Scale, Scaling, Seams, Site
 
 
 @dataclass(frozen=True)
@@ -30,5 +28,5 @@ class LNScaling:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, norm_scale=self._module)
 
-    def _module(self, layer: int) -> nn.Module:
-        return Scale(1 / math.sqrt(layer + 1))
+    def _module(self, site: Site) -> Scaling:
+        return Scale(1 / math.sqrt(site.layer + 1))

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stability_lab.numerics import fp32, rms_norm
-from stability_lab.seams import AttentionShape, Seams
+from stability_lab.seams import QKTransform, Seams, Site
 
 NORMS = ("rms", "layer", "l2")
 SCOPES = ("head", "full")
@@ -36,11 +36,11 @@ SCOPES = ("head", "full")
 class QKNorm(nn.Module):
     """(q_BTHK, k_BTGK) -> normalised q and k of the same shapes and dtypes; fp32 inside."""
 
-    def __init__(self, shape: AttentionShape, scope: str, norm: str, eps: float, affine: bool):
+    def __init__(self, site: Site, scope: str, norm: str, eps: float, affine: bool):
         super().__init__()
         self.scope, self.norm, self.eps = scope, norm, eps
-        k = shape.head_dim
-        q_width, k_width = (k, k) if scope == "head" else (shape.n_heads * k, shape.n_kv_heads * k)
+        k = site.head_dim
+        q_width, k_width = (k, k) if scope == "head" else (site.n_heads * k, site.n_kv_heads * k)
         if norm == "l2":
             # At the start the lengths are those of `rms`; the usual 1/sqrt(K) of the dot product follows.
             self.start = math.sqrt(q_width * k_width / k)
@@ -65,6 +65,11 @@ class QKNorm(nn.Module):
         if self.norm == "l2" and self.temperature is not None:
             q = q * (self.temperature / self.start)
         return q.to(q_BTHK.dtype), k.to(k_BTGK.dtype)
+
+    def gain_product(self) -> Tensor | None:
+        if self.q_gain is None or self.k_gain is None:
+            return None
+        return self.q_gain.abs().amax() * self.k_gain.abs().amax()
 
     def extra_repr(self) -> str:
         return f"scope={self.scope}, norm={self.norm}, eps={self.eps:g}"
@@ -94,5 +99,5 @@ class QKNormStabilizer:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, qk_transform=self._module)
 
-    def _module(self, shape: AttentionShape) -> nn.Module:
-        return QKNorm(shape, self.scope, self.norm, self.eps, self.affine)
+    def _module(self, site: Site) -> QKTransform:
+        return QKNorm(site, self.scope, self.norm, self.eps, self.affine)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from stability_lab.numerics import rms_norm
-from stability_lab.seams import Seams
+from stability_lab.seams import Seams, Site
 
 
 class RMSNorm(nn.RMSNorm):
@@ -44,5 +44,5 @@ class RMSNormStabilizer:
     def apply(self, seams: Seams) -> Seams:
         return seams.claim(self.name, norm=self._norm)
 
-    def _norm(self, d: int, layer: int | None, role: str) -> nn.Module:
-        return RMSNorm(d, eps=self.eps, elementwise_affine=self.affine)
+    def _norm(self, site: Site) -> nn.Module:
+        return RMSNorm(site.d_model, eps=self.eps, elementwise_affine=self.affine)

@@ -62,4 +62,6 @@ class SoftCapStabilizer:
             )
 
     def apply(self, seams: Seams) -> Seams:
-        return seams.claim(self.name, score_mod=SoftCap(self.cap))
+        # All layers share one instance, so that FlexAttention is compiled once.
+        cap = SoftCap(self.cap)
+        return seams.claim(self.name, score_mod=lambda site: cap)

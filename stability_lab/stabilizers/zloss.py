@@ -18,20 +18,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from stability_lab.seams import Seams
+from stability_lab.seams import LossRecord, LossTerm, Seams, Site
 
 
 class SquaredLogZ(nn.Module):
     """weight * log_z^2 in nats per token; the weight is a tensor so that another value needs no recompilation."""
 
+    metric = "z_loss"
     weight: Tensor
 
     def __init__(self, weight: float):
         super().__init__()
         self.register_buffer("weight", torch.tensor(float(weight)), persistent=False)
 
-    def forward(self, log_z_N: Tensor) -> Tensor:
-        return self.weight * log_z_N.square()
+    def forward(self, record: LossRecord) -> Tensor:
+        return self.weight * record.log_z_N.square()
 
     def extra_repr(self) -> str:
         return f"weight={self.weight.item():g}"
@@ -52,4 +53,7 @@ class ZLoss:
             raise ValueError(f"weight={self.weight:g}: must be finite and 0 or more (1e-4 and 1e-5 are usual)")
 
     def apply(self, seams: Seams) -> Seams:
-        return seams.claim(self.name, loss_terms=SquaredLogZ(self.weight))
+        return seams.claim(self.name, loss_terms=self._term)
+
+    def _term(self, site: Site) -> LossTerm:
+        return SquaredLogZ(self.weight)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from stability_lab.config import ConfigError
 from stability_lab.objective.loss import IGNORE
+from stability_lab.objective.objective import Batch
 
 ENDS_THE_PROCESS = ("raise", "kill", "kill_in_checkpoint")
 KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "all_ignored", *ENDS_THE_PROCESS)
@@ -110,8 +111,10 @@ class Injector:
         repeats = -(-tokens.shape[1] // NGRAM)
         return tokens[:, :NGRAM].repeat(1, repeats)[:, : tokens.shape[1]]
 
-    def targets(self, step: int, targets: Tensor) -> Tensor:
-        return torch.full_like(targets, IGNORE) if "all_ignored" in self._kinds(step) else targets
+    def targets(self, step: int, batch: Batch) -> Batch:
+        if "all_ignored" not in self._kinds(step):
+            return batch
+        return batch._replace(targets_MT=torch.full_like(batch.targets_MT, IGNORE))
 
     def poison(self, step: int) -> str | None:
         """`nan_grad`, `nan_loss` or `inf_loss`: what `TrainStep` is to do to this step."""

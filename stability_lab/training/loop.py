@@ -20,12 +20,12 @@ from stability_lab.judge.series import Row, perplexity
 from stability_lab.judge.verdict import Evidence
 from stability_lab.judge.watch import Watch
 from stability_lab.model.transformer import GPT
-from stability_lab.objective.loss import IGNORE
+from stability_lab.objective.objective import Objective
 from stability_lab.seams import Stabilizer
 from stability_lab.training.checkpoint import Checkpoints, State, weights_of
 from stability_lab.training.inject import Injector
 from stability_lab.training.schedule import Schedule
-from stability_lab.training.step import COLUMNS, TrainStep, autocast
+from stability_lab.training.step import TrainStep, autocast
 
 _log = logging.getLogger("stability_lab")
 _CLIP = "optim/clip_coef"
@@ -39,6 +39,7 @@ class Run(NamedTuple):
     stabilizers: list[Stabilizer]
     data: TokenData
     model: GPT
+    objective: Objective
     step: TrainStep
     schedule: Schedule
     sampler: Sampler
@@ -80,7 +81,7 @@ class Loop:
         self.checkpoints, self.interrupted = checkpoints, interrupted
         self.watch = Watch(
             Evidence(
-                unigram_entropy=run.data.unigram_entropy,
+                unigram_entropy=run.objective.trivial_loss(run.data.unigram_entropy),
                 vocab_size=run.model.config.vocab_size,
                 warmup_steps=run.schedule.warmup_steps,
             ),
@@ -91,7 +92,8 @@ class Loop:
         trainer = run.config.trainer
         self._sequences = trainer.micro_batch_size * trainer.grad_accum_steps  # of a step
         self._tokens = self._sequences * run.config.model.seq_len
-        self._buffer = torch.zeros(min(trainer.log_every, trainer.max_steps), len(COLUMNS), device=run.device)
+        rows = min(trainer.log_every, trainer.max_steps)
+        self._buffer = torch.zeros(rows, len(run.step.columns), device=run.device)
         self._pending: list[Row] = []
         self._spent, self._timed = 0.0, 0  # seconds and steps since the speed was last reported
 
@@ -208,17 +210,17 @@ class Loop:
     def _take(self, step: int) -> None:
         run, inject, n = self.run, self.injector, self._sequences
         inject.before(step)
-        batch = inject.tokens(step, torch.from_numpy(run.sampler.batch((step - 1) * n, n)))
+        first = (step - 1) * n
+        windows = inject.tokens(step, torch.from_numpy(run.sampler.batch(first, n)))
         mask_repeats = run.config.sampling.mask_repeats  # no loss on sequences with a repeated n-gram
-        masked = repetitive(batch.numpy()) if mask_repeats else np.zeros(0, dtype=bool)
+        masked = repetitive(windows.numpy()) if mask_repeats else np.zeros(0, dtype=bool)
         if run.device.type == "cuda":
-            batch = batch.pin_memory()
-        batch = batch.to(run.device, non_blocking=True)
-        lr = inject.lr(step, run.schedule.lr(step))
-        targets = inject.targets(step, batch[:, 1:])
+            windows = windows.pin_memory()
+        batch = inject.targets(step, run.objective.batch(windows.to(run.device, non_blocking=True), first))
         if masked.any():
-            targets = targets.masked_fill(torch.from_numpy(masked).to(run.device)[:, None], IGNORE)
-        self._buffer[len(self._pending)] = run.step(batch, lr, targets, inject.poison(step))
+            batch = batch.without(torch.from_numpy(masked).to(run.device))
+        lr = inject.lr(step, run.schedule.lr(step))
+        self._buffer[len(self._pending)] = run.step(batch, lr, inject.poison(step))
         self._pending.append({"step": step, "tokens": step * self._tokens, "optim/lr": lr})
         if mask_repeats:
             self._pending[-1]["train/masked_sequences"] = int(masked.sum())
@@ -227,7 +229,7 @@ class Loop:
         """Rows of the pending steps; where a bad step stops the run, up to it, for no later one changed anything."""
         rows, on_nonfinite = [], self.run.step.on_nonfinite
         for row, measured in zip(self._pending, values, strict=True):
-            row |= dict(zip(COLUMNS, measured, strict=True))
+            row |= dict(zip(self.run.step.columns, measured, strict=True))
             bad, empty = bool(row.pop("bad")), bool(row.pop("empty"))
             row["train/ppl"] = perplexity(row["train/loss"])
             if empty:  # there is nothing that a loss could be the mean of
@@ -259,9 +261,9 @@ class Loop:
         with autocast(run.device, run.step.precision):
             if validation:
                 size = run.config.trainer.micro_batch_size
-                measured |= validate(run.model, run.eval_windows, size, run.eval_bytes)
+                measured |= validate(run.model, run.objective, run.eval_windows, size, run.eval_bytes)
             if probe:
-                measured |= probe_attention(run.model, run.probe_windows)
+                measured |= probe_attention(run.model, run.objective, run.probe_windows)
         return measured
 
 

@@ -1,11 +1,25 @@
-"""AdamW with an explicit rule for what decays, and an update that can be called off without asking the device."""
+"""Optimizers: options, what decays, and the `Update` that they build."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
 
-from stability_lab.config import OptimizerConfig
+from stability_lab.config import option
+from stability_lab.training.update import FusedUpdate, SnapshotUpdate, Update
+
+
+class OptimizerOptions(Protocol):
+    """A frozen dataclass of options. `state_bytes`: of optimizer state for each parameter, at most."""
+
+    name: ClassVar[str]
+    state_bytes: ClassVar[int]
+    lr: float  # the peak of the schedule
+
+    def build(self, model: nn.Module) -> Update: ...
 
 
 def parameter_groups(model: nn.Module, decay_embeddings: bool = False) -> dict[str, list[tuple[str, nn.Parameter]]]:
@@ -24,36 +38,63 @@ def parameter_groups(model: nn.Module, decay_embeddings: bool = False) -> dict[s
     return groups
 
 
-def build_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def decay_groups(model: nn.Module, weight_decay: float, decay_embeddings: bool) -> list[dict[str, object]]:
+    """`parameter_groups` as torch's optimizers take them."""
+    groups = parameter_groups(model, decay_embeddings)
+    return [
+        {"params": [p for _, p in groups["decay"]], "weight_decay": weight_decay},
+        {"params": [p for _, p in groups["no_decay"]], "weight_decay": 0.0},
+    ]
+
+
+@dataclass(frozen=True)
+class AdamW:
     """Fused AdamW (arXiv:1711.05101).
 
-    `lr_scaled`: a step shrinks a matrix by lr * weight_decay, as torch does. `independent`: by
+    `weight_decay_mode` lr_scaled: a step shrinks a matrix by lr * weight_decay, as torch does. `independent`: by
     independent_weight_decay times the schedule's factor in [0, 1], whatever the peak learning rate (arXiv:2309.14322,
     3.2.2).
     """
-    decay = config.weight_decay
-    if config.weight_decay_mode == "independent":
-        decay = config.independent_weight_decay / config.lr
-    groups = parameter_groups(model, config.decay_embeddings)
-    return torch.optim.AdamW(
-        [
-            {"params": [p for _, p in groups["decay"]], "weight_decay": decay},
-            {"params": [p for _, p in groups["no_decay"]], "weight_decay": 0.0},
-        ],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+
+    name: ClassVar[str] = "adamw"
+    state_bytes: ClassVar[int] = 8
+
+    lr: float = option(3e-3, gt=0)
+    beta1: float = option(0.9, ge=0, lt=1)
+    beta2: float = option(0.95, ge=0, lt=1)
+    eps: float = option(1e-8, gt=0)
+    weight_decay: float = option(0.1, ge=0)
+    weight_decay_mode: str = option("lr_scaled", one_of=("lr_scaled", "independent"))
+    independent_weight_decay: float = option(1e-4, ge=0)
+    decay_embeddings: bool = False
+
+    def build(self, model: nn.Module) -> Update:
+        decay = self.weight_decay
+        if self.weight_decay_mode == "independent":
+            decay = self.independent_weight_decay / self.lr
+        groups = decay_groups(model, decay, self.decay_embeddings)
+        made = torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        return FusedUpdate([made], model, self.lr, ("step", "exp_avg", "exp_avg_sq"))
 
 
-def guarded_step(optimizer: torch.optim.AdamW, lr: float, grad_divisor: torch.Tensor, call_off: torch.Tensor) -> None:
-    """One update with gradients divided by `grad_divisor`; nothing at all changes where `call_off` is 1.
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent with momentum. torch's decay is lr * weight_decay, and passes through the momentum."""
 
-    Both are 0-d fp32 tensors on the parameters' device. torch's fused kernel reads them there (the way GradScaler
-    hands them over), so that clipping costs no pass over the gradients and a bad step no host synchronisation.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.grad_scale, optimizer.found_inf = grad_divisor, call_off  # pyright: ignore[reportAttributeAccessIssue]
-    optimizer.step()
+    name: ClassVar[str] = "sgd"
+    state_bytes: ClassVar[int] = 4
+
+    lr: float = option(0.1, gt=0)
+    momentum: float = option(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = option(0.0, ge=0)
+    decay_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ValueError(f"nesterov={self.nesterov}: needs a momentum above 0")
+
+    def build(self, model: nn.Module) -> Update:
+        groups = decay_groups(model, self.weight_decay, self.decay_embeddings)
+        made = torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+        return SnapshotUpdate([made], model, self.lr)

@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches, gradient norm, clipping, the update, and the step's measurements.
+"""One optimizer step: micro-batches, gradient norm, the gradient side, the update, and the step's measurements.
 
 Everything stays on the device. The measurements are 0-d tensors that become one row of a device buffer, which the
 loop copies to the host when it flushes. Shape letters: A micro-batches, B sequences in each, T tokens, L layers.
@@ -6,31 +6,19 @@ loop copies to the host when it flushes. Shape letters: A micro-batches, B seque
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, _amp_update_scale_, _foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
 from stability_lab.model.transformer import GPT
-from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
-from stability_lab.seams import LossTerm
-from stability_lab.training.optimizers import guarded_step
-
-COLUMNS = (
-    "train/loss",
-    "train/z_loss",
-    "train/z_raw",
-    "train/log_z_mean",
-    "train/log_z_max",
-    "optim/grad_norm",
-    "optim/clip_coef",
-    "optim/loss_scale",
-    "optim/skipped",
-    "attn/logit_bound",
-    "bad",
-    "empty",
-)
+from stability_lab.objective.loss import IGNORE, LossSums
+from stability_lab.objective.objective import Batch, Objective
+from stability_lab.seams import AfterStep, Gradients, LossTerm
+from stability_lab.training.gradient_side import GradientSide
+from stability_lab.training.update import Update
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,34 +41,42 @@ class LossScale:
 
 
 class TrainStep:
-    """(tokens (A*B, T+1)) -> one row of `COLUMNS`, fp32, on the device.
+    """(Batch of A*B samples) -> one row of `columns`, fp32, on the device.
 
     A step whose loss or gradient norm is not finite (`bad`) changes nothing: weights and optimizer state keep their
     bits. With on_nonfinite=stop neither does any later one, until the loop reads the flag at its next flush and stops;
     with `skip` and `warn` each step is judged for itself. Gradients that overflow at an fp16 loss scale above 1 while
-    the loss is finite are `skipped` and not bad. A step without a valid token is `empty` and changes nothing either.
+    the loss is finite are `skipped` and not bad; so is what the gradient side calls off. A step without a valid token
+    is `empty` and changes nothing either.
     """
 
     def __init__(
         self,
         model: GPT,
-        terms: Sequence[LossTerm],
-        optimizer: torch.optim.AdamW,
+        objective: Objective,
+        terms: Mapping[str, LossTerm],
+        update: Update,
+        side: GradientSide,
         *,
         grad_accum_steps: int,
-        grad_clip: float | None,
         precision: str,
         compile: str = "off",
         on_nonfinite: str = "stop",
     ):
-        self.model, self.optimizer = model, optimizer
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.device = self.parameters[0].device
-        self.grad_accum_steps, self.grad_clip, self.precision = grad_accum_steps, grad_clip, precision
+        self.model, self.objective, self.terms, self.update, self.side = model, objective, terms, update, side
+        self.device = update.parameters[0].device
+        self.grad_accum_steps, self.precision = grad_accum_steps, precision
         self.scale = LossScale(self.device, precision == "fp16")
         self.on_nonfinite = on_nonfinite
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
-        self.forward = forward_loss(model, terms)
+        self.columns = (
+            "train/loss",
+            *(f"train/{term.metric}" for term in terms.values()),
+            *("train/z_raw", "train/log_z_mean", "train/log_z_max"),
+            *("optim/grad_norm", "optim/clip_coef", "optim/loss_scale", "optim/skipped"),
+            *("attn/logit_bound", "bad", "empty"),
+        )
+        self.forward = forward_loss(model, objective, terms.values())
         if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
         elif compile == "block":
@@ -88,26 +84,22 @@ class TrainStep:
             for block in model.blocks:
                 block.compile(fullgraph=True)
 
-    def __call__(self, tokens: Tensor, lr: float, targets: Tensor | None = None, poison: str | None = None) -> Tensor:
-        """`targets` (A*B, T) unless they are the next tokens; `poison` is a fault to inject (`inject.Injector`)."""
-        inputs, targets = tokens[:, :-1], tokens[:, 1:] if targets is None else targets
-        n = (targets != IGNORE).sum().float()
+    def __call__(self, batch: Batch, lr: float, poison: str | None = None) -> Tensor:
+        """`poison` is a fault to inject (`inject.Injector`)."""
+        n = (batch.targets_MT != IGNORE).sum().float()
         inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
-        for parameter in self.parameters:
+        for parameter in self.update.parameters:
             parameter.grad = None
-        sums, bound = self._accumulate(inputs, targets, inv_n)
-        grads = [p.grad for p in self.parameters if p.grad is not None]
+        sums, bound_L = self._accumulate(batch, inv_n)
+        grads = [p.grad for p in self.update.parameters if p.grad is not None]
         if poison is not None:
             value = math.inf if poison == "inf_loss" else math.nan
             grads[0].mul_(value)
             if poison != "nan_grad":
-                sums[0] = sums[0] * value
+                sums = sums._replace(ce=sums.ce * value)
         norm = torch.stack(_foreach_norm(grads)).norm() / self.scale.value
-        coef = torch.ones_like(norm)
-        if self.grad_clip is not None:
-            coef = (self.grad_clip / (norm + 1e-6)).clamp_max(1.0)
         overflow = ~norm.isfinite()
-        loss = sums[0] * inv_n
+        loss = sums.ce * inv_n
         skipped = overflow & loss.isfinite() & (self.scale.value > 1)
         bad = (overflow | ~loss.isfinite()) & ~skipped
         empty = n == 0
@@ -115,66 +107,64 @@ class TrainStep:
         if self.on_nonfinite == "stop":
             self.stopped |= bad
             call_off = call_off | self.stopped
+        side = self.side.before(Gradients(grads, loss, norm, torch.ones_like(norm), call_off))
         scale = self.scale.value.clone()
-        guarded_step(self.optimizer, lr, scale / coef, call_off.float())
+        self.update.step(lr, scale / side.coef, side.call_off.float())
+        self.side.after(AfterStep(self.model, lr, bound_L, side.call_off))
         self.scale.update(overflow.float())
-        row = (loss, *(s * inv_n for s in sums[1:4]), sums[4], norm, coef, scale, skipped, bound, bad, empty)
+        skipped = skipped | (side.call_off & ~call_off)
+        row = (loss, *(term * inv_n for term in sums.terms), sums.z_raw * inv_n, sums.log_z * inv_n, sums.log_z_max)
+        row += (norm, side.coef, scale, skipped, bound_L.amax(), bad, empty)
         return torch.stack([value.float() for value in row])
 
     def state(self) -> dict[str, Tensor]:
-        """Optimizer, loss scale and stop flag by name: all that a step leaves behind beside the weights."""
-        tensors = {"scale/value": self.scale.value, "scale/good_steps": self.scale.good_steps, "stopped": self.stopped}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{key}/{name}"] = value
-        return tensors
+        """Optimizer, gradient side, loss scale and stop flag by name: all that a step leaves behind but the weights."""
+        return {
+            **self._own(),
+            **{f"optimizer/{key}": value for key, value in self.update.state().items()},
+            **{f"side/{key}": value for key, value in self.side.state_dict().items()},
+        }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `state`; ValueError where a tensor is missing or of another shape."""
-        parameters = dict(self.model.named_parameters())
-        state: dict[Tensor, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            kind, _, rest = key.partition("/")
-            if kind == "optimizer":
-                field, _, name = rest.partition("/")
-                parameter = parameters.get(name)
-                if parameter is None or (field != "step" and value.shape != parameter.shape):
-                    raise ValueError(f"{key} fits no parameter of this model")
-                state.setdefault(parameter, {})[field] = value.to(self.device).clone()
-        for owner, keys in state.items():
-            if keys.keys() != {"step", "exp_avg", "exp_avg_sq"}:
-                raise ValueError(f"the optimizer's state holds {sorted(keys)} for a parameter of shape {owner.shape}")
-        for name, target in (
-            ("scale/value", self.scale.value),
-            ("scale/good_steps", self.scale.good_steps),
-            ("stopped", self.stopped),
-        ):
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        for name, target in self._own().items():
             if name not in tensors or tensors[name].shape != target.shape or tensors[name].dtype != target.dtype:
                 raise ValueError(f"{name} is missing or of another kind")
+        self.update.load_state(part("optimizer/"))
+        try:
+            self.side.load_state_dict(part("side/"))
+        except RuntimeError as error:
+            raise ValueError(f"the gradient side: {error}") from error
+        for name, target in self._own().items():
             target.copy_(tensors[name])
-        self.optimizer.state.clear()
-        self.optimizer.state.update(state)
 
-    def _accumulate(self, inputs: Tensor, targets: Tensor, inv_n: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Backward over all micro-batches; sums of ce, terms, z_raw, log_z, then the maxima of |log Z| and bound."""
-        sums = [torch.zeros((), device=self.device) for _ in range(4)]
-        largest = [torch.zeros((), device=self.device) for _ in range(2)]
-        for x, y in zip(inputs.chunk(self.grad_accum_steps), targets.chunk(self.grad_accum_steps), strict=True):
+    def _own(self) -> dict[str, Tensor]:
+        return {"scale/value": self.scale.value, "scale/good_steps": self.scale.good_steps, "stopped": self.stopped}
+
+    def _accumulate(self, batch: Batch, inv_n: Tensor) -> tuple[LossSums, Tensor]:
+        """Backward over all micro-batches: the sums of the whole step, and each layer's bound on attention logits."""
+        parts = []
+        for part in batch.chunks(self.grad_accum_steps):
             with autocast(self.device, self.precision):
-                loss, bound = self.forward(x, y, inv_n)
-            (loss.objective * self.scale.value if self.scale.enabled else loss.objective).backward()
-            parts = (loss.ce, loss.terms, loss.z_raw, loss.log_z)
-            sums = [total + part for total, part in zip(sums, parts, strict=True)]
-            largest = [torch.maximum(a, b) for a, b in zip(largest, (loss.log_z_max, bound), strict=True)]
-        return [*sums, largest[0]], largest[1]
+                sums, bound_L = self.forward(part, inv_n)
+            (sums.objective * self.scale.value if self.scale.enabled else sums.objective).backward()
+            parts.append((sums._replace(objective=sums.objective.detach()), bound_L))
+        all_sums, bounds = zip(*parts, strict=True)
+        return functools.reduce(LossSums.plus, all_sums), torch.stack(bounds).amax(0)
 
 
-def forward_loss(model: GPT, terms: Sequence[LossTerm]) -> Callable[[Tensor, Tensor, Tensor], tuple[LossSums, Tensor]]:
-    """The part of a step that torch.compile sees: (inputs, targets, 1/N) -> loss sums and attention-logit bound."""
+def forward_loss(
+    model: GPT, objective: Objective, terms: Iterable[LossTerm]
+) -> Callable[[Batch, Tensor], tuple[LossSums, Tensor]]:
+    """The part of a step that torch.compile sees: (batch, 1/N) -> loss sums and each layer's attention-logit bound."""
+    terms = tuple(terms)
 
-    def forward(inputs_BT: Tensor, targets_BT: Tensor, inv_n: Tensor) -> tuple[LossSums, Tensor]:
-        output = model(inputs_BT)
-        sums = language_model_loss(output.logits_BTV.flatten(0, 1), targets_BT.flatten(), inv_n, terms)
-        return sums, output.attn_logit_bound_L.amax()
+    def forward(batch: Batch, inv_n: Tensor) -> tuple[LossSums, Tensor]:
+        output = model(batch.inputs_MT)
+        return objective.loss(output, batch, inv_n, terms), output.attn_logit_bound_L
 
     return forward

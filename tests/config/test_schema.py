@@ -117,7 +117,7 @@ def changed(plain: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def test_from_plain_reads_what_compose_gives(plain: dict[str, Any]) -> None:
     config = from_plain(plain)
-    assert (config.seed, config.model.d_model, config.optimizer.lr) == (0, 128, 3e-3)
+    assert (config.seed, config.model.d_model, config.lr) == (0, 128, 3e-3)
     assert config.model.init.scheme == "normal"
     assert config.stabilizer == {}
     assert from_plain(changed(plain, "trainer.max_steps", 1e2)).trainer.max_steps == 100
@@ -132,7 +132,7 @@ def test_from_plain_reads_what_compose_gives(plain: dict[str, Any]) -> None:
         ("trainer.max_steps", 0, "trainer.max_steps=0: must be 1 or more"),
         ("trainer.grad_clip", 0, "trainer.grad_clip=0: must be more than 0"),
         ("trainer.eval_every", 0, "trainer.eval_every=0: must be 1 or more"),
-        ("optimizer.beta1", 1, "optimizer.beta1=1: must be less than 1"),
+        ("schedule.decay_fraction", 1.5, "schedule.decay_fraction=1.5: must be 1 or less"),
         ("optimizer.lr", "inf", "optimizer.lr=inf: must be finite"),
         ("schedule.decay_fraction", 0, "schedule.decay_fraction=0: must be more than 0"),
         ("model.attention", "flash", "model.attention=flash: must be one of auto, sdpa, explicit"),

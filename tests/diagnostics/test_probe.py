@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stability_lab.data.sources.corpus import split_documents
 from stability_lab.diagnostics.probe import evaluating, probe_attention, validate
-from stability_lab.model.rope import rotate
+from stability_lab.model.attention import Unwatched
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.training.loop import Run
 
@@ -26,7 +26,7 @@ def run(tiny_run) -> Run:
 
 
 def probe(run: Run) -> dict[str, float]:
-    return probe_attention(run.model, run.probe_windows)
+    return probe_attention(run.model, run.objective, run.probe_windows)
 
 
 @torch.no_grad()
@@ -40,8 +40,7 @@ def attention_logits(run: Run) -> list[Tensor]:
         hook.remove()
     logits = []
     for block, x in zip(blocks, inputs, strict=True):
-        rope = (model.rope_cos, model.rope_sin)
-        q, k = (rotate(w(x).unflatten(-1, (4, 8)), *rope).double() for w in (block.attn.wq, block.attn.wk))
+        q, k = (block.attn.rotate(w(x).unflatten(-1, (4, 8))).double() for w in (block.attn.wq, block.attn.wk))
         all_pairs = torch.einsum("bthk,bshk->bhts", q, k) * 8**-0.5
         logits.append(all_pairs.masked_fill(torch.ones(16, 16, dtype=torch.bool).triu(1), -math.inf))
     return logits
@@ -85,7 +84,7 @@ def residual_rms(run) -> list[float]:
     x = model.embed(run.probe_windows[:, :-1])
     rms = []
     for block in model.blocks:
-        x, _ = block(x, (model.rope_cos, model.rope_sin))
+        x, _ = block(x)
         rms.append(x.double().pow(2).mean().sqrt().item())
     return rms
 
@@ -104,14 +103,15 @@ def test_the_largest_product_of_gains_is_over_layers(tiny_run):
 def test_a_probe_leaves_no_hook(run):
     probe(run)
     assert not any(block._forward_hooks for block in run.model.blocks)
+    assert all(isinstance(block.attn.watch, Unwatched) for block in run.model.blocks)
 
 
 def test_equal_heads_have_no_spread_and_no_logits_full_entropy(tiny_run):
-    model = tiny_run().model
+    run = tiny_run()
     with torch.no_grad():
-        for block in model.blocks:
+        for block in run.model.blocks:
             block.attn.wq.weight.zero_()
-    measured = probe_attention(model, tiny_run().probe_windows)
+    measured = probe(run)
     assert measured["attn/max_logit"] == measured["attn/max_logit_spread"] == 0
     assert measured["attn/entropy"] == pytest.approx(1, rel=1e-6)
     assert measured["attn/entropy/L01"] == pytest.approx(1, rel=1e-6)
@@ -130,7 +130,7 @@ def test_a_nan_is_not_hidden(run, layer):
     broken = copy.deepcopy(run.model)
     with torch.no_grad():
         broken.blocks[layer].attn.wq.weight[-1] = math.nan  # the last head
-    measured = probe_attention(broken, run.probe_windows)
+    measured = probe_attention(broken, run.objective, run.probe_windows)
     for name in ("attn/max_logit", "attn/max_abs_logit", "attn/max_logit_spread", "attn/entropy"):
         assert math.isnan(measured[name]), name
     assert math.isnan(measured[f"attn/max_logit/L{layer:02d}"])
@@ -141,7 +141,7 @@ def test_measuring_leaves_mode_and_gradients_as_they_were(run):
     for training in (True, False):
         run.model.train(training)
         probe(run)
-        validate(run.model, run.eval_windows, 4, 100)
+        validate(run.model, run.objective, run.eval_windows, 4, 100)
         assert run.model.training == training
         assert all(p.grad is None for p in run.model.parameters())
     with pytest.raises(RuntimeError, match="broke"), evaluating(run.model.train()):
@@ -161,7 +161,7 @@ def test_bits_per_byte_of_bytes(run):
     targets = run.eval_windows[:, 1:]
     n_bytes = int((targets != run.data.eos_id).sum())
     assert run.eval_bytes == n_bytes <= targets.numel()
-    measured = validate(run.model, run.eval_windows, 3, run.eval_bytes)
+    measured = validate(run.model, run.objective, run.eval_windows, 3, run.eval_bytes)
     assert measured["val/bits_per_byte"] == pytest.approx(nats_of(run) / math.log(2) / n_bytes, rel=1e-6)
 
 
@@ -180,6 +180,6 @@ def test_bits_per_byte_of_learned_tokens(tiny_run, tmp_path):
         n_bytes += len(text.encode())
     assert n_bytes > 1.2 * run.eval_windows[:, 1:].numel()
     assert run.eval_bytes == n_bytes
-    measured = validate(run.model, run.eval_windows, 16, run.eval_bytes)
+    measured = validate(run.model, run.objective, run.eval_windows, 16, run.eval_bytes)
     assert measured["val/bits_per_byte"] == pytest.approx(nats_of(run) / math.log(2) / n_bytes, rel=1e-6)
     assert run.data.bytes_of(run.data.val) == run.data.val_bytes == sum(len(text) for _, text in val)

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from stability_lab.build import build_run
 from stability_lab.config import TrainConfig
+from stability_lab.objective.objective import Batch
 from stability_lab.training.loop import Run
-from stability_lab.training.step import COLUMNS
 
 # A head of 16 is the smallest that FlexAttention's kernel takes.
 SMALL = (
@@ -73,9 +72,10 @@ def gpu_run(compose_config: Callable[..., TrainConfig], small_overrides: tuple[s
     return lambda *overrides: build_run(compose_config(*small_overrides, *overrides))
 
 
-def batch_of(run: Run, step: int) -> Tensor:
+def batch_of(run: Run, step: int) -> Batch:
     size = run.config.trainer.micro_batch_size * run.config.trainer.grad_accum_steps
-    return torch.from_numpy(run.sampler.batch((step - 1) * size, size)).to(run.device)
+    first = (step - 1) * size
+    return run.objective.batch(torch.from_numpy(run.sampler.batch(first, size)).to(run.device), first)
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +84,7 @@ def take_steps() -> Callable[[Run, int], Rows]:
 
     def train(run: Run, n: int) -> Rows:
         rows = [run.step(batch_of(run, step), run.schedule.lr(step)) for step in range(1, n + 1)]
-        return [dict(zip(COLUMNS, row.tolist(), strict=True)) for row in rows]
+        return [dict(zip(run.step.columns, row.tolist(), strict=True)) for row in rows]
 
     return train
 

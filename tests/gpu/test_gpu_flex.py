@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from stability_lab.model.attention import explicit_attention
-from stability_lab.model.flex import flex_attention, on_scores
+from stability_lab.model.flex import block_mask, flex_attention, on_scores
 from stability_lab.seams import ScoreMod
 from stability_lab.stabilizers.softcap import SoftCap
 
@@ -47,7 +47,8 @@ CASES = [
 def test_equals_the_explicit_path_forward_and_backward(cuda, cap, n_kv_heads, T, dtype):
     score_mod: ScoreMod | None = None if cap is None else SoftCap(cap).to(cuda)
     tensors = qkv_and_gradient(n_kv_heads, T, dtype, cuda)
-    got = outcome(lambda q, k, v: flex_attention(q, k, v, on_scores(score_mod), n_kv_heads != H), tensors)
+    causal = block_mask(True, None, None, T, cuda)
+    got = outcome(lambda q, k, v: flex_attention(q, k, v, on_scores(score_mod), n_kv_heads != H, causal), tensors)
     exact = outcome(
         lambda q, k, v: explicit_attention(q, k, v, K**-0.5, score_mod=score_mod), tensors, dtype=torch.float32
     )
@@ -63,10 +64,11 @@ def test_equals_the_explicit_path_forward_and_backward(cuda, cap, n_kv_heads, T,
 
 def test_no_query_sees_its_future(cuda):
     q, k, v, _ = qkv_and_gradient(H, 200, torch.float32, cuda)
+    causal = block_mask(True, None, None, 200, cuda)
     score_mod = SoftCap(2.0).to(cuda)
-    before = flex_attention(q, k, v, on_scores(score_mod), grouped=False)
+    before = flex_attention(q, k, v, on_scores(score_mod), False, causal)
     k[:, :, 150:], v[:, :, 150:] = 100.0, 100.0
-    after = flex_attention(q, k, v, on_scores(score_mod), grouped=False)
+    after = flex_attention(q, k, v, on_scores(score_mod), False, causal)
     assert torch.equal(before[:, :, :150], after[:, :, :150])
     assert not torch.equal(before[:, :, 150:], after[:, :, 150:])
 

@@ -9,23 +9,23 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from stability_lab.judge.events import find_events
+from stability_lab.objective.objective import Batch
 from stability_lab.training.loop import Loop, Run
-from stability_lab.training.optimizers import build_adamw, guarded_step
-from stability_lab.training.step import COLUMNS
+from stability_lab.training.optimizers import AdamW
+from stability_lab.training.update import Update
 
 pytestmark = pytest.mark.gpu
 
 
-def batch_of(run: Run, step: int) -> Tensor:
+def batch_of(run: Run, step: int) -> Batch:
     size = run.config.trainer.micro_batch_size * run.config.trainer.grad_accum_steps
-    return torch.from_numpy(run.sampler.batch((step - 1) * size, size)).to(run.device)
+    first = (step - 1) * size
+    return run.objective.batch(torch.from_numpy(run.sampler.batch(first, size)).to(run.device), first)
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def state_of(update: Update) -> list[Tensor]:
     """Copies of weights, moments and step counts."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = [value for p in parameters for value in optimizer.state[p].values()]
-    return [value.detach().clone() for value in (*parameters, *state)]
+    return [value.detach().clone() for value in (*update.parameters, *update.state().values())]
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -41,37 +41,37 @@ def with_gradients(device: torch.device, *, size: float) -> nn.Module:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_step_called_off_keeps_every_bit(device, compose_config, poison):
+def test_a_step_called_off_keeps_every_bit(device, poison):
     model = with_gradients(device, size=1.0)
-    optimizer = build_adamw(model, compose_config().optimizer)
+    update = AdamW().build(model)
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-    guarded_step(optimizer, 1e-2, one, zero)
-    before = state_of(optimizer)
+    update.step(1e-2, one, zero)
+    before = state_of(update)
     for p in model.parameters():
         assert p.grad is not None
         p.grad[0] = poison
-    guarded_step(optimizer, 1e-2, one, one)
+    update.step(1e-2, one, one)
     assert len(before) == 4 * len(list(model.parameters()))
-    assert equal(state_of(optimizer), before)
+    assert equal(state_of(update), before)
 
 
-def test_the_first_step_called_off_leaves_fresh_moments(device, compose_config):
+def test_the_first_step_called_off_leaves_fresh_moments(device):
     model = with_gradients(device, size=math.nan)
-    optimizer = build_adamw(model, compose_config().optimizer)
-    weights = state_of(optimizer)  # it has no moments yet
-    guarded_step(optimizer, 1e-2, torch.ones((), device=device), torch.ones((), device=device))
+    update = AdamW().build(model)
+    weights = state_of(update)  # it has no moments yet
+    update.step(1e-2, torch.ones((), device=device), torch.ones((), device=device))
     n = len(weights)
-    assert len(state_of(optimizer)) == 4 * n
-    assert equal(state_of(optimizer)[:n], weights)
-    assert not any(value.any() for value in state_of(optimizer)[n:])
+    assert len(state_of(update)) == 4 * n
+    assert equal(state_of(update)[:n], weights)
+    assert not any(value.any() for value in state_of(update)[n:])
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e9])
-def test_divisor_equals_clipping_before_plain_adamw(device, compose_config, clip):
-    config = compose_config("optimizer.eps=1e-4").optimizer
+def test_divisor_equals_clipping_before_plain_adamw(device, clip):
+    config = AdamW(eps=1e-4)
     ours = with_gradients(device, size=3.0)
     theirs = copy.deepcopy(ours)
-    optimizer = build_adamw(ours, config)
+    update = config.build(ours)
     plain = torch.optim.AdamW(
         [
             {"params": [theirs[1].weight], "weight_decay": config.weight_decay},  # type: ignore[union-attr]
@@ -92,7 +92,7 @@ def test_divisor_equals_clipping_before_plain_adamw(device, compose_config, clip
         norm = nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         plain.step()
         coef = (clip / (norm + 1e-6)).clamp_max(1.0)
-        guarded_step(optimizer, config.lr, scale / coef, torch.zeros((), device=device))
+        update.step(config.lr, scale / coef, torch.zeros((), device=device))
         for p in ours.parameters():
             assert p.grad is not None
             # Gradients of another direction next time. What a step leaves in .grad is torch's affair.
@@ -105,24 +105,24 @@ def test_divisor_equals_clipping_before_plain_adamw(device, compose_config, clip
 def test_bad_gradient_changes_nothing_from_then_on(gpu_run, take_steps, precision):
     run = gpu_run(f"trainer.precision={precision}")
     take_steps(run, 1)
-    before = state_of(run.step.optimizer)
+    before = state_of(run.step.update)
     with torch.no_grad():
         kept = run.model.final_norm.weight.clone()  # type: ignore[operator]
         run.model.final_norm.weight.fill_(math.nan)  # type: ignore[operator]
-    row = dict(zip(COLUMNS, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
     with torch.no_grad():
         run.model.final_norm.weight.copy_(kept)  # type: ignore[operator]
     assert (row["bad"], row["optim/skipped"]) == (1, 0)
-    assert equal(state_of(run.step.optimizer), before)
-    later = dict(zip(COLUMNS, run.step(batch_of(run, 3), 1e-2).tolist(), strict=True))
+    assert equal(state_of(run.step.update), before)
+    later = dict(zip(run.step.columns, run.step(batch_of(run, 3), 1e-2).tolist(), strict=True))
     assert later["bad"] == 0
-    assert equal(state_of(run.step.optimizer), before)
+    assert equal(state_of(run.step.update), before)
 
 
 def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
     run = gpu_run("trainer.precision=fp16", "trainer.max_steps=6")
     run.step.scale.value.fill_(2.0**40)
-    weights = [p.detach().clone() for p in run.step.parameters]
+    weights = [p.detach().clone() for p in run.step.update.parameters]
     loop = Loop(run, sink)
     loop.train()
     _, summary = loop.judge()
@@ -131,7 +131,7 @@ def test_fp16_overflow_is_skipped_and_counted(gpu_run, sink):
     assert [(event.kind, event.length) for event in find_events(loop.watch.log())] == [("skipped_step", 6)]
     assert {event["event"] for event in sink.events} == {"skipped_step"}
     assert run.step.scale.value.item() == 2.0**34
-    assert equal([p.detach() for p in run.step.parameters], weights)
+    assert equal([p.detach() for p in run.step.update.parameters], weights)
 
 
 WAITLESS = [
@@ -154,7 +154,7 @@ def test_a_step_never_waits_for_the_device(cuda, gpu_run, overrides):
         rows = [run.step(batch, 1e-3) for batch in tokens[2:]]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(row[COLUMNS.index("bad")].item() == 0 for row in rows)
+    assert all(row[run.step.columns.index("bad")].item() == 0 for row in rows)
 
 
 @pytest.mark.parametrize("stabilizer", ["[qknorm,zloss]", "softcap"])

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from stability_lab.diagnostics.probe import watching
 from stability_lab.model import attention as module
-from stability_lab.model.attention import Attention, choose_backend, explicit_attention, logit_bound, logit_stats
+from stability_lab.model.attention import Attention, explicit_attention, logit_bound, logit_stats
+from stability_lab.model.backend import choose_backend
 from stability_lab.model.init import initialise
-from stability_lab.model.transformer import GPT
+from stability_lab.model.transformer import GPT, site_of
 from stability_lab.seams import Seams
 
 H, K, T = 4, 8, 16
@@ -56,9 +58,9 @@ def test_paths_agree_forward_and_backward(tiny_config, monkeypatch, block, n_kv_
     results = []
     for backend in ("sdpa", "explicit"):
         torch.manual_seed(0)
-        layer = Attention(config, 0, Seams(), backend).to(dtype)
+        layer = Attention(config, site_of(config).at("attn", 0), Seams(), backend).to(dtype)
         x = (3 * torch.randn(2, T, 32, dtype=dtype)).requires_grad_()
-        y, bound = layer(x, None)
+        y, bound = layer(x)
         y.square().sum().backward()
         results.append([y, bound, x.grad, *(p.grad for p in layer.parameters())])
     largest = max(value.abs().max().item() for value in results[0])
@@ -73,14 +75,14 @@ def test_explicit_path_is_the_textbook_formula(monkeypatch, n_kv_heads):
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     weights = all_logits(q, k).masked_fill(future, -math.inf).softmax(-1)
     expected = weights @ v.double().repeat_interleave(H // n_kv_heads, dim=1)
-    torch.testing.assert_close(explicit_attention(q, k, v, SCALE, 0.0).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explicit_attention(q, k, v, SCALE).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_explicit_path_keeps_logits_in_fp32():
     q, k, v = (x.detach().bfloat16() for x in random_qkv(scale=3.0))
     with torch.autocast("cpu", torch.bfloat16):
-        y = explicit_attention(q, k, v, SCALE, 0.0)
-    exact = explicit_attention(q.double(), k.double(), v.double(), SCALE, 0.0)
+        y = explicit_attention(q, k, v, SCALE)
+    exact = explicit_attention(q.double(), k.double(), v.double(), SCALE)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.double(), exact, rtol=2**-8 * 1.01, atol=1e-5)
 
@@ -91,10 +93,10 @@ def test_dropout_acts_in_training_only(tiny_config, monkeypatch, block):
     config = tiny_config("model.dropout=0.5").model
     for backend in ("sdpa", "explicit"):
         torch.manual_seed(0)
-        layer, x = Attention(config, 0, Seams(), backend), torch.randn(2, T, 32)
-        assert not torch.equal(layer(x, None)[0], layer(x, None)[0])
+        layer, x = Attention(config, site_of(config).at("attn", 0), Seams(), backend), torch.randn(2, T, 32)
+        assert not torch.equal(layer(x)[0], layer(x)[0])
         layer.eval()
-        assert torch.equal(layer(x, None)[0], layer(x, None)[0])
+        assert torch.equal(layer(x)[0], layer(x)[0])
 
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
@@ -157,7 +159,7 @@ def test_three_token_example():
     q = torch.tensor([[1, 0], [0, 2], [10, 10]], dtype=torch.float64).view(1, 1, 3, 2)
     k = torch.tensor([[1, 1], [2, -1], [3, 6]], dtype=torch.float64).view(1, 1, 3, 2)
     v = torch.tensor([[1, 0], [0, 1], [2, 2]], dtype=torch.float64).view(1, 1, 3, 2)
-    y = explicit_attention(q, k, v, 2**-0.5, 0.0)[0, 0]
+    y = explicit_attention(q, k, v, 2**-0.5)[0, 0]
     assert y[0].tolist() == [1, 0]
     assert y[1].tolist() == pytest.approx([0.9441927808, 0.0558072192], abs=1e-9)
     assert y[2].tolist() == pytest.approx([2, 2], abs=1e-9)
@@ -165,9 +167,10 @@ def test_three_token_example():
 
 
 def test_probe_of_a_layer_sees_what_the_layer_uses(tiny_config):
-    layer = Attention(tiny_config().model, 0, Seams(), "sdpa")
-    stats = []
-    _, bound = layer(torch.randn(2, T, 32), None, stats)
+    config = tiny_config().model
+    layer = Attention(config, site_of(config).at("attn", 0), Seams(), "sdpa")
+    with watching(layer) as (stats, _):
+        _, bound = layer(torch.randn(2, T, 32))
     assert 0 < stats[0].max_abs_logit_H.amax() <= bound * (1 + 1e-6)
 
 

@@ -9,7 +9,7 @@ import torch
 from stability_lab import cli
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.config import ConfigError
-from stability_lab.model.attention import Backend
+from stability_lab.model.backend import Backend
 from stability_lab.model.transformer import GPT
 
 CAP = "+stabilizer=[qknorm,softcap]"

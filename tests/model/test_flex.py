@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import BlockMask
 
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.config import ConfigError
@@ -40,11 +41,15 @@ def random_qkv(n_kv_heads: int, T: int, batch: int = 2) -> list[Tensor]:
     return [2 * torch.randn(batch, h, T, K, generator=generator) for h in (H, n_kv_heads, n_kv_heads)]
 
 
+def causal(T: int) -> BlockMask:
+    return flex.block_mask(True, None, None, T, torch.device("cpu"))
+
+
 @torch.no_grad()
 def largest_error(n_kv_heads: int, T: int, cap: float | None) -> float:
     score_mod = None if cap is None else SoftCap(cap)
     q, k, v = random_qkv(n_kv_heads, T)
-    got = flex_attention(q, k, v, on_scores(score_mod), grouped=n_kv_heads != H)
+    got = flex_attention(q, k, v, on_scores(score_mod), n_kv_heads != H, causal(T))
     expected = explicit_attention(q, k, v, K**-0.5, score_mod=score_mod)
     assert got.shape == q.shape
     if cap is not None:
@@ -87,9 +92,8 @@ def test_one_closure_a_map_and_one_mask_a_length():
     score_mod = SoftCap(2.0)
     assert flex.on_scores(score_mod) is flex.on_scores(score_mod)
     assert flex.on_scores(score_mod) is not flex.on_scores(SoftCap(2.0))
-    device = torch.device("cpu")
-    assert flex.causal_mask(16, device) is flex.causal_mask(16, device)
-    assert flex.causal_mask(16, device) is not flex.causal_mask(17, device)
+    assert causal(16) is causal(16)
+    assert causal(16) is not causal(17)
 
 
 @pytest.mark.slow
@@ -99,7 +103,7 @@ def test_a_sweep_over_shapes_stays_within_the_recompile_limit(without_kernels):
     with torch.no_grad():
         for batch in range(1, 13):
             q, k, v = random_qkv(H, 16, batch)
-            flex_attention(q, k, v, on_scores(score_mod), grouped=False)
+            flex_attention(q, k, v, on_scores(score_mod), False, causal(16))
 
 
 # torch's own tracer instantiates the class of a custom backward pass and warns of it; other warnings are errors.

@@ -10,7 +10,6 @@ from stability_lab.build import build_run
 from stability_lab.model.transformer import GPT
 from stability_lab.seams import Seams
 from stability_lab.training.loop import Run
-from stability_lab.training.step import forward_loss
 
 V, PADDED = 257, 300
 SET = ("+stabilizer=[zloss,final_softcap]", "stabilizer.zloss.weight=1e-2", "model.init.std=0.3")
@@ -32,12 +31,12 @@ def outcome(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Logits and loss sums of the first batch, and the gradients."""
     tokens = torch.from_numpy(run.sampler.batch(0, 4))
     run.model.zero_grad()
-    terms = list(run.model.seams.loss_terms.values())
-    sums, _ = forward_loss(run.model, terms)(tokens[:, :-1], tokens[:, 1:], torch.tensor(1 / 64))
+    sums, _ = run.step.forward(run.objective.batch(tokens, 0), torch.tensor(1 / 64))
     sums.objective.backward()
     with torch.no_grad():
         logits = run.model(tokens[:, :-1]).logits_BTV
-    values = {"logits": logits, **{name: value.detach() for name, value in sums._asdict().items()}}
+    values = {"logits": logits, **sums._replace(terms=sums.terms[0])._asdict()}
+    values = {name: value.detach() for name, value in values.items()}
     return values, {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
 
 

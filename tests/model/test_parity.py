@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stability_lab.build import build_model, build_stabilizers, fill_seams
 from stability_lab.model.block import MLP
 from stability_lab.model.transformer import GPT
+from stability_lab.objective.causal_lm import CausalLM
 from stability_lab.training.step import forward_loss
 
 pytestmark = pytest.mark.oracle
@@ -127,8 +128,9 @@ def check_parity(ours: GPT, theirs: Any, translate: Callable[[Tensors], Tensors]
     assert expected.logits.std() > 0.5
     logits = ours(tokens).logits_BTV
     torch.testing.assert_close(logits, expected.logits, rtol=1e-5, atol=1e-5 * expected.logits.abs().max().item())
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    sums, _ = forward_loss(ours, [])(inputs, targets, torch.tensor(1 / targets.numel()))
+    objective = CausalLM()
+    batch = objective.batch(tokens, 0)
+    sums, _ = forward_loss(ours, objective, [])(batch, torch.tensor(1 / batch.targets_MT.numel()))
     assert sums.objective.item() == pytest.approx(expected.loss.item(), rel=1e-5)
     sums.objective.backward()
     expected.loss.backward()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stability_lab.build import build_model, build_stabilizers, fill_seams
+from stability_lab.diagnostics.probe import watching
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT, parameter_counts
 from stability_lab.seams import Seams
@@ -61,8 +62,9 @@ def test_output_shapes(build):
 
 
 def test_bound_covers_what_the_probe_measures(build):
-    model, stats = build("model.init.std=0.5"), []
-    bound_L = model(TOKENS, stats).attn_logit_bound_L
+    model = build("model.init.std=0.5")
+    with watching(model) as (stats, _):
+        bound_L = model(TOKENS).attn_logit_bound_L
     for bound, layer in zip(bound_L, stats, strict=True):
         assert layer.max_abs_logit_H.amax() <= bound * (1 + 1e-6)
     assert len({round(b.item(), 3) for b in bound_L}) == 2
@@ -73,7 +75,7 @@ def test_positions_are_seen(build, positions):
     model = build(f"model.positions={positions}", "model.init.scheme=fan_in")
     repeated = torch.full((1, 16), 7)
     varied = TOKENS[:1].clone()
-    assert (model.embed_positions is not None) == (positions == "learned")
+    assert isinstance(model.embed_positions, nn.Embedding) == (positions == "learned")
     if positions != "rope":  # a repeated token gives every key the same value, and RoPE turns only queries and keys
         assert not torch.allclose(model(repeated).logits_BTV[0, 1], model(repeated).logits_BTV[0, 9], atol=1e-4)
     swapped = varied.clone()

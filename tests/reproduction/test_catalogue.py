@@ -128,7 +128,7 @@ def test_rates_and_seeds_are_set_as_composing_sets_them() -> None:
     for job, overrides in list(zip(sweep.jobs, command.jobs, strict=True))[::3]:
         (composed,) = compose_jobs(command._replace(jobs=[overrides]))
         assert job.digest == fingerprint(composed.plain, __version__)
-        assert (job.lr, job.seed) == (composed.config.optimizer.lr, composed.config.seed)
+        assert (job.lr, job.seed) == (composed.config.lr, composed.config.seed)
 
 
 def test_each_preset_is_used() -> None:

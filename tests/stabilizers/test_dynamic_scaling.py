@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from stability_lab import cli
 from stability_lab.build import check
 from stability_lab.config import ConfigError
-from stability_lab.diagnostics.probe import probe_attention
+from stability_lab.diagnostics.probe import probe_attention, watching
 from stability_lab.model.attention import Attention, explicit_attention
-from stability_lab.seams import AttentionShape, Seams
+from stability_lab.model.transformer import site_of
+from stability_lab.seams import Seams, Site, Unscaled
 from stability_lab.stabilizers.dynamic_scaling import PRESETS, DynamicScaling
 from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import parameter_groups
-from stability_lab.training.step import forward_loss
 
 NAME = "+stabilizer=dynamic_scaling"
 KEY = "stabilizer.dynamic_scaling"
@@ -25,18 +25,18 @@ WIDE = "model.init.std=0.5"
 
 def factors(n_layers: int, **options) -> list[float]:
     seams = DynamicScaling(**options).apply(Seams())
-    modules = [seams.attn_scale(AttentionShape(i, n_layers, 4, 4, 8)) for i in range(n_layers)]
+    modules = [seams.attn_scale(Site(i, n_layers, "attn", 4 * 8, 4, 4, 8)) for i in range(n_layers)]
     return [module.factor.item() for module in modules]  # type: ignore[operator]
 
 
 def probe(run: Run) -> dict[str, float]:
-    return probe_attention(run.model, run.probe_windows)
+    return probe_attention(run.model, run.objective, run.probe_windows)
 
 
 def outcome(run: Run) -> dict[str, Tensor]:
     """Loss and gradients of the first batch."""
     tokens = torch.from_numpy(run.sampler.batch(0, 4))
-    sums, _ = forward_loss(run.model, [])(tokens[:, :-1], tokens[:, 1:], torch.tensor(1 / 64))
+    sums, _ = run.step.forward(run.objective.batch(tokens, 0), torch.tensor(1 / 64))
     run.model.zero_grad()
     sums.objective.backward()
     gradients = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
@@ -75,7 +75,7 @@ def test_three_token_example():
     q = torch.tensor([[1, 0], [0, 2], [10, 10]], dtype=torch.float64).view(1, 3, 1, 2)
     k = torch.tensor([[1, 1], [2, -1], [3, 6]], dtype=torch.float64).view(1, 1, 3, 2)
     v = torch.tensor([[1, 0], [0, 1], [2, 2]], dtype=torch.float64).view(1, 1, 3, 2)
-    module = DynamicScaling().apply(Seams()).attn_scale(AttentionShape(3, 4, 1, 1, 2)).double()
+    module = DynamicScaling().apply(Seams()).attn_scale(Site(3, 4, "attn", 2, 1, 1, 2))
     y = explicit_attention(module(q).transpose(1, 2), k, v, 2**-0.5)[0, 0]
     assert y[1].tolist() == pytest.approx([0.6697615493, 0.3302384507], abs=1e-9)
     assert y[2].tolist() == pytest.approx([1.9999943318, 1.9999908277], abs=1e-9)
@@ -149,7 +149,7 @@ def test_query_key_layer_is_refused_where_it_would_do_nothing(precision, tiny_ov
     assert cli.run(["train", *tiny_overrides, *QUERY_KEY_LAYER, f"trainer.precision={precision}"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith(f"error: trainer.precision={precision}: stabilizer dynamic_scaling with mode=")
+    assert shown.err.startswith(f"error: trainer.precision={precision}: stabilizer dynamic_scaling restores")
     assert "trainer.precision=fp16" in shown.err
     assert len(shown.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -219,12 +219,12 @@ def test_query_key_layer_keeps_fp16_from_overflowing(tiny_config):
     outputs = {}
     for name, filled in (("scaled", seams), ("plain", plain), ("fp32", Seams())):
         torch.manual_seed(1)
-        layer = Attention(config, 3, filled, "explicit")
+        layer = Attention(config, site_of(config).at("attn", 3), filled, "explicit")
         with torch.no_grad():
             for matrix in (layer.wq, layer.wk):
                 matrix.weight.mul_(300)
-        stats = []
-        outputs[name], _ = layer(x, None, stats)
+        with watching(layer) as (stats, _):
+            outputs[name], _ = layer(x)
     assert 65_504 < stats[0].max_abs_logit_H.amax() < 4 * 65_504
     assert not outputs["plain"].isfinite().all()
     assert outputs["scaled"].isfinite().all()
@@ -268,7 +268,7 @@ def test_inverse_layer_equals_gpt2(tiny_config, layer):
     theirs = GPT2Attention(theirs_config, layer_idx=layer).eval()
     config = tiny_config("model.n_layers=4", "model.bias=true").model
     torch.manual_seed(0)
-    ours = Attention(config, layer, DynamicScaling().apply(Seams()), "sdpa")
+    ours = Attention(config, site_of(config).at("attn", layer), DynamicScaling().apply(Seams()), "sdpa")
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.3)
     with torch.no_grad():
@@ -279,7 +279,7 @@ def test_inverse_layer_equals_gpt2(tiny_config, layer):
         x = torch.randn(2, 16, 32)
         mask = torch.full((16, 16), -torch.inf).triu(1).expand(2, 1, 16, 16)
         expected = theirs(x, attention_mask=mask)[0]
-        torch.testing.assert_close(ours(x, None)[0], expected, rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-6, atol=2e-6)
         if layer:
-            ours.attn_scale = nn.Identity()
-            assert (ours(x, None)[0] - expected).abs().max() > 1e-2
+            ours.attn_scale = Unscaled()
+            assert (ours(x)[0] - expected).abs().max() > 1e-2

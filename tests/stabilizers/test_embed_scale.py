@@ -49,7 +49,7 @@ def test_tokens_are_scaled_and_positions_are_not(build, given, d_model, factor, 
     if positions == "learned":
         expected = expected + model.embed_positions.weight
     elif positions == "sinusoidal":
-        expected = expected + model.position_table
+        expected = expected + model.embed_positions.table
     torch.testing.assert_close(residual_stream(model), expected.detach(), rtol=1e-6, atol=1e-7)
 
 

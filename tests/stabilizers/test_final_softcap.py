@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab.build import build_stabilizers, fill_seams
-from stability_lab.seams import Seams
+from stability_lab.diagnostics.probe import watching
+from stability_lab.seams import Seams, Site
 from stability_lab.stabilizers.final_softcap import FinalSoftCap, FinalSoftCapStabilizer
 from stability_lab.stabilizers.softcap import SoftCapStabilizer
 from stability_lab.training.loop import Run
@@ -76,8 +77,9 @@ def test_the_two_caps_are_never_mixed_up(tiny_config):
     assert SoftCapStabilizer().apply(Seams()).owners == {"score_mod": ("softcap",)}
     both = tiny_config("+stabilizer=[softcap,final_softcap]", "stabilizer.final_softcap.cap=5")
     seams = fill_seams(build_stabilizers(both))
-    assert seams.score_mod.cap == 30  # type: ignore[union-attr]
-    assert seams.logit_transform.cap == 5
+    site = Site(0, 1, "attn", 8, n_heads=1, n_kv_heads=1, head_dim=8)
+    assert seams.score_mod(site).cap == 30  # type: ignore[union-attr]
+    assert seams.logit_transform(site).cap == 5
 
 
 def test_attention_is_the_baselines(tiny_run):
@@ -85,8 +87,8 @@ def test_attention_is_the_baselines(tiny_run):
     for name in ("none", "final_softcap"):
         run = tiny_run(f"+stabilizer={name}", WIDE)
         assert run.model.backend.name == "sdpa"
-        stats[name] = []
-        run.model(first_batch(run)[:, :-1], stats[name])
+        with watching(run.model) as (stats[name], _):
+            run.model(first_batch(run)[:, :-1])
     for plain, capped in zip(*stats.values(), strict=True):
         assert torch.equal(plain.max_logit_H, capped.max_logit_H)
         assert capped.score_mod == {}

@@ -14,14 +14,14 @@ import yaml
 from torch import Tensor
 
 from stability_lab.config import ConfigError, config_dir
-from stability_lab.model.attention import choose_backend
+from stability_lab.model.backend import choose_backend
 from stability_lab.model.init import fingerprints
+from stability_lab.objective.objective import Batch
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import ADDITIVE, EXCLUSIVE, Seams, Stabilizer
 from stability_lab.training.checkpoint import load_weights, save_weights
 from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import parameter_groups
-from stability_lab.training.step import forward_loss
 
 FOLDER = config_dir() / "stabilizer"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "none")
@@ -52,20 +52,21 @@ def numeric_and_boolean() -> list[tuple[str, str]]:
     ]
 
 
-def first_batch(run: Run) -> tuple[Tensor, Tensor]:
-    tokens = torch.from_numpy(run.sampler.batch(0, 4))
-    return tokens[:, :-1], tokens[:, 1:]
+def first_batch(run: Run) -> Batch:
+    return run.objective.batch(torch.from_numpy(run.sampler.batch(0, 4)), 0)
+
+
+def inverse(batch: Batch) -> Tensor:
+    return torch.tensor(1 / batch.targets_MT.numel())
 
 
 def outcome(run: Run) -> dict[str, Tensor]:
     """Logits, loss and gradients of the first batch, by name."""
-    inputs, targets = first_batch(run)
+    batch = first_batch(run)
     run.model.zero_grad()
     with torch.no_grad():
-        logits = run.model(inputs).logits_BTV
-    loss = forward_loss(run.model, list(run.model.seams.loss_terms.values()))(
-        inputs, targets, torch.tensor(1 / targets.numel())
-    )[0]
+        logits = run.model(batch.inputs_MT).logits_BTV
+    loss = run.step.forward(batch, inverse(batch))[0]
     loss.objective.backward()
     gradients = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
     return {"logits": logits, "objective": loss.objective.detach(), **gradients}
@@ -155,10 +156,10 @@ def test_every_parameter_gets_a_gradient(run):
 def test_every_parameter_is_in_one_group_of_the_optimizer(run):
     grouped = [name for group in parameter_groups(run.model).values() for name, _ in group]
     assert sorted(grouped) == sorted(name for name, _ in run.model.named_parameters())
-    held = [id(p) for group in run.step.optimizer.param_groups for p in group["params"]]
+    held = [id(p) for p in run.step.update.parameters]
     assert sorted(held) == sorted(id(p) for p in run.model.parameters())
-    terms = [t for t in run.model.seams.loss_terms.values() if isinstance(t, torch.nn.Module)]
-    assert not [p for term in terms for p in term.parameters()]
+    outside = [run.step.side, *(t for t in run.step.terms.values() if isinstance(t, torch.nn.Module))]
+    assert not [p for module in outside for p in module.parameters()]
 
 
 def test_shared_parameters_and_batches_are_those_of_the_baseline(run, baseline):
@@ -196,7 +197,7 @@ def test_explicit_attention_gives_the_same(name, tiny_run):
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_attention_is_refused_where_it_would_drop_the_stabilizer(name):
     seams = stabilizer(name).apply(Seams())
-    if seams.score_mod is None:
+    if "score_mod" not in seams.owners:
         assert choose_backend("sdpa", seams).name == choose_backend("auto", seams).name == "sdpa"
     else:
         assert choose_backend("auto", seams).name == "explicit"
@@ -209,13 +210,11 @@ def test_fused_attention_is_refused_where_it_would_drop_the_stabilizer(name):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_traces_as_one_graph(run):
     torch.compiler.reset()  # otherwise the models of this module add up to torch's limit of recompilations
-    inputs, targets = first_batch(run)
-    plain = forward_loss(run.model, list(run.model.seams.loss_terms.values()))
+    batch, plain = first_batch(run), run.step.forward
     traced = torch.compile(plain, backend="eager", fullgraph=True)
-    inv_n = torch.tensor(1 / targets.numel())
     with torch.no_grad():
-        expected = plain(inputs, targets, inv_n)[0]
-    got = traced(inputs, targets, inv_n)[0]
+        expected = plain(batch, inverse(batch))[0]
+    got = traced(batch, inverse(batch))[0]
     got.objective.backward()
     torch.testing.assert_close(got.objective.detach(), expected.objective, rtol=1e-6, atol=0)
 

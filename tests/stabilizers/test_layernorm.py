@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stability_lab.seams import Seams
+from stability_lab.seams import Seams, Site
 from stability_lab.stabilizers.layernorm import LayerNorm
 
 
 def layer_norm(d: int, **options) -> nn.LayerNorm:
-    norm = LayerNorm(**options).apply(Seams()).norm(d, 0, "attn")
+    norm = LayerNorm(**options).apply(Seams()).norm(Site(0, 1, "attn", d, n_heads=1, n_kv_heads=1, head_dim=d))
     assert isinstance(norm, nn.LayerNorm)
     return norm
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 import yaml
 
-from stability_lab.build import build_model, build_run, build_stabilizers, fill_seams
+from stability_lab.build import build_model, build_run, build_stabilizers, build_step, fill_seams
 from stability_lab.config import ConfigError, TrainConfig, config_dir
 from stability_lab.model.init import initialise
 from stability_lab.seams import EXCLUSIVE, SeamConflict, Seams
-from stability_lab.training.step import forward_loss
 
 FOLDER = config_dir() / "stabilizer"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "none")
@@ -32,9 +31,9 @@ def outcome(config: TrainConfig, seams: Seams) -> dict[str, torch.Tensor]:
     """Loss and gradients of fixed tokens in a model with these seams."""
     model = build_model(config, 257, seams)
     initialise(model, 0)
-    tokens = torch.arange(34).view(2, 17)
-    loss = forward_loss(model, list(seams.loss_terms.values()))
-    objective = loss(tokens[:, :-1], tokens[:, 1:], torch.tensor(1 / 32))[0].objective
+    step = build_step(config, model)
+    batch = step.objective.batch(torch.arange(34).view(2, 17), 0)
+    objective = step.forward(batch, torch.tensor(1 / 32))[0].objective
     objective.backward()
     return {"loss": objective} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

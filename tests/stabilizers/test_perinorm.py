@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab.model.block import MLP, Block
-from stability_lab.model.rope import rope_table
+from stability_lab.model.rope import Rope
+from stability_lab.model.transformer import site_of
 from stability_lab.seams import Placement, Seams
 from stability_lab.stabilizers.perinorm import PeriNorm
 from stability_lab.stabilizers.rmsnorm import RMSNormStabilizer
@@ -32,20 +33,20 @@ def layer_norm(x: Tensor) -> Tensor:
 
 def test_neither_the_size_of_the_stream_nor_of_the_weights_reaches_what_a_branch_adds(tiny_config):
     torch.manual_seed(0)
-    block = Block(tiny_config().model, 0, PeriNorm().apply(Seams()), "sdpa")
+    block = Block(tiny_config().model, site_of(tiny_config().model).at("attn", 0), PeriNorm().apply(Seams()), "sdpa")
     with torch.no_grad():
         for matrix in (block.attn.wo, block.mlp.w_down):
             matrix.weight.mul_(10)
     x = torch.randn(2, 16, 32)
-    y, _ = block(x, None)
-    middle = x + layer_norm(block.attn(layer_norm(x), None)[0])
+    y, _ = block(x)
+    middle = x + layer_norm(block.attn(layer_norm(x))[0])
     torch.testing.assert_close(y, middle + layer_norm(block.mlp(layer_norm(middle))), rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         for matrix in (block.attn.wo, block.mlp.w_down):
             matrix.weight.mul_(100)
-    torch.testing.assert_close(block(x, None)[0], y, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(block(x)[0], y, rtol=1e-3, atol=1e-3)
     # A stream of a hundred times the size hears each branch as it was: RMS 1 in all.
-    added = block(100 * x, None)[0] - 100 * x
+    added = block(100 * x)[0] - 100 * x
     attended = middle - x
     torch.testing.assert_close(
         added, attended + layer_norm(block.mlp(layer_norm(100 * x + attended))), rtol=1e-3, atol=1e-3
@@ -81,7 +82,8 @@ def test_equals_gemma2(tiny_config):
     torch.manual_seed(0)
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
-    ours = Block(model, 0, RMSNormStabilizer(eps=1e-6).apply(PeriNorm().apply(Seams())), "sdpa")
+    seams = RMSNormStabilizer(eps=1e-6).apply(PeriNorm().apply(Seams()))
+    ours = Block(model, site_of(model).at("attn", 0), seams, "sdpa", Rope(16, 8, 10_000.0))
     names = {
         "attn.wq": "self_attn.q_proj",
         "attn.wk": "self_attn.k_proj",
@@ -103,4 +105,4 @@ def test_equals_gemma2(tiny_config):
     with torch.no_grad():
         expected = theirs(x, attention_mask=mask, position_embeddings=positions)
         assert expected.std() > 0.5
-        torch.testing.assert_close(ours(x, rope_table(16, 8, 10_000.0))[0], expected, rtol=1e-5, atol=5e-6)
+        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-5, atol=5e-6)

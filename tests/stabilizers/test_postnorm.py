@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from stability_lab.model.block import Block
+from stability_lab.model.transformer import site_of
 from stability_lab.seams import Placement, Seams
 from stability_lab.stabilizers.postnorm import PostNorm
 
@@ -58,7 +59,8 @@ def test_equals_bert(tiny_config):
     torch.manual_seed(0)
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
-    ours = Block(tiny_config("model.bias=true").model, 0, SEAMS, "sdpa")
+    model = tiny_config("model.bias=true").model
+    ours = Block(model, site_of(model).at("attn", 0), SEAMS, "sdpa")
     names = {
         "attn.wq": "attention.self.query",
         "attn.wk": "attention.self.key",
@@ -78,4 +80,4 @@ def test_equals_bert(tiny_config):
     with torch.no_grad():
         expected = theirs(x, mask)
         assert expected.std() > 0.1
-        torch.testing.assert_close(ours(x, None)[0], expected, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-5, atol=2e-6)

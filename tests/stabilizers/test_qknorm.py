@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from stability_lab.model.attention import Attention, explicit_attention, logit_stats
-from stability_lab.model.rope import rope_table, rotate
-from stability_lab.seams import AttentionShape, PlainQK, Seams
+from stability_lab.model.rope import Rope, rope_table, rotate
+from stability_lab.model.transformer import site_of
+from stability_lab.seams import PlainQK, Seams, Site
 from stability_lab.stabilizers.qknorm import QKNorm, QKNormStabilizer
 
 H, G, K = 4, 2, 8
-SHAPE = AttentionShape(layer=0, n_layers=1, n_heads=H, n_kv_heads=G, head_dim=K)
+SHAPE = Site(0, 1, "attn", H * K, n_heads=H, n_kv_heads=G, head_dim=K)
 VARIANTS = [
     ("head", "rms"),
     ("head", "layer"),
@@ -23,7 +24,7 @@ VARIANTS = [
 ]
 
 
-def qk_norm(scope: str = "head", norm: str = "rms", *, shape: AttentionShape = SHAPE, eps=1e-6, affine=True) -> QKNorm:
+def qk_norm(scope: str = "head", norm: str = "rms", *, shape: Site = SHAPE, eps=1e-6, affine=True) -> QKNorm:
     return QKNorm(shape, scope, norm, eps, affine)
 
 
@@ -51,7 +52,7 @@ def largest_logit(transform: torch.nn.Module, q: Tensor, k: Tensor) -> float:
 def test_published_example(scope, norm, logit):
     q = torch.tensor([10.0, 20.0, 30.0, 40.0]).view(1, 1, 1, 4)
     k = torch.tensor([5.0, 10.0, 15.0, 20.0]).view(1, 1, 1, 4)
-    transform = PlainQK() if norm is None else qk_norm(scope, norm, shape=AttentionShape(0, 1, 1, 1, 4))
+    transform = PlainQK() if norm is None else qk_norm(scope, norm, shape=Site(0, 1, "attn", 1 * 4, 1, 1, 4))
     assert largest_logit(transform, q, k) == pytest.approx(logit, abs=1e-5)
 
 
@@ -59,8 +60,8 @@ def test_three_token_example():
     q = torch.tensor([[1, 0], [0, 2], [10, 10]], dtype=torch.float64).view(1, 3, 1, 2)
     k = torch.tensor([[1, 1], [2, -1], [3, 6]], dtype=torch.float64).view(1, 3, 1, 2)
     v = torch.tensor([[1, 0], [0, 1], [2, 2]], dtype=torch.float64).view(1, 1, 3, 2)
-    q, k = qk_norm(shape=AttentionShape(0, 1, 1, 1, 2)).double()(q, k)
-    y = explicit_attention(q.transpose(1, 2), k.transpose(1, 2), v, 2**-0.5, 0.0)
+    q, k = qk_norm(shape=Site(0, 1, "attn", 1 * 2, 1, 1, 2)).double()(q, k)
+    y = explicit_attention(q.transpose(1, 2), k.transpose(1, 2), v, 2**-0.5)
     assert y[0, 0, 0].tolist() == [1, 0]
     assert y[0, 0, 1].tolist() == pytest.approx([0.8365056029, 0.1634943971], abs=1e-9)
     assert y[0, 0, 2].tolist() == pytest.approx([1.2379757018, 0.9696993020], abs=1e-9)
@@ -154,7 +155,13 @@ def attention(tiny_config, module: QKNorm, *overrides: str) -> Attention:
     """Our layer of width H * K with random weights, `module` in its seam."""
     config = tiny_config(f"model.n_kv_heads={G}", "model.attention=explicit", *overrides).model
     torch.manual_seed(1)
-    return Attention(config, 0, Seams().claim("test", qk_transform=lambda shape: module), "explicit")
+    return Attention(
+        config,
+        site_of(config).at("attn"),
+        Seams().claim("test", qk_transform=lambda shape: module),
+        "explicit",
+        Rope(16, K, 10_000.0),
+    )
 
 
 def test_it_is_applied_before_rope(tiny_config):
@@ -164,14 +171,14 @@ def test_it_is_applied_before_rope(tiny_config):
     v = layer.wv(x).view(2, 16, G, K).transpose(1, 2)
 
     def finish(q: Tensor, k: Tensor) -> Tensor:
-        y = explicit_attention(q.transpose(1, 2), k.transpose(1, 2), v, K**-0.5, 0.0)
+        y = explicit_attention(q.transpose(1, 2), k.transpose(1, 2), v, K**-0.5)
         return layer.wo(y.transpose(1, 2).flatten(2))
 
     norm = layer.qk_transform
     q_first, k_first = norm(q, k)
     before = finish(rotate(q_first, *rope), rotate(k_first, *rope))
     after = finish(*norm(rotate(q, *rope), rotate(k, *rope)))
-    torch.testing.assert_close(layer(x, rope)[0], before, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer(x)[0], before, rtol=1e-5, atol=1e-6)
     assert (before - after).abs().max() > 1e-3  # with a gain the order matters
 
 
@@ -185,7 +192,7 @@ def test_logits_of_a_model_stay_bounded_at_any_weight_scale(tiny_run):
             for block in run.model.blocks:
                 block.attn.wq.weight.mul_(1e3)
                 block.attn.wk.weight.mul_(1e3)
-        largest[name] = probe_attention(run.model, run.probe_windows)["attn/max_abs_logit"]
+        largest[name] = probe_attention(run.model, run.objective, run.probe_windows)["attn/max_abs_logit"]
     assert largest["qknorm"] <= math.sqrt(K) * (1 + 1e-5)
     assert largest["none"] > 100
 
@@ -247,4 +254,4 @@ def test_equals_qwen3_and_olmo2(tiny_config, scope):
     mask = torch.full((16, 16), -torch.inf).triu(1).expand(2, 1, 16, 16)
     expected = theirs(x, rotary(x, torch.arange(16)[None]), mask)[0]
     assert expected.abs().max() > 0.1
-    torch.testing.assert_close(ours(x, rope_table(16, K, 10_000.0))[0], expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(x)[0], expected, rtol=1e-5, atol=1e-5)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab.model.block import Block
-from stability_lab.model.rope import rope_table
+from stability_lab.model.rope import Rope
+from stability_lab.model.transformer import site_of
 from stability_lab.seams import Placement, Seams
 from stability_lab.stabilizers.qknorm import QKNormStabilizer
 from stability_lab.stabilizers.reordered_norm import ReorderedNorm
@@ -32,19 +33,21 @@ def layer_norm(x: Tensor) -> Tensor:
 def test_the_size_of_a_branchs_weights_does_not_matter(tiny_config):
     """What a branch adds to the stream has an RMS of 1; the branch's input is the stream as it is."""
     torch.manual_seed(0)
-    block = Block(tiny_config().model, 0, ReorderedNorm().apply(Seams()), "sdpa")
+    block = Block(
+        tiny_config().model, site_of(tiny_config().model).at("attn", 0), ReorderedNorm().apply(Seams()), "sdpa"
+    )
     with torch.no_grad():
         for matrix in (block.attn.wo, block.mlp.w_down):
             matrix.weight.mul_(10)
     x = torch.randn(2, 16, 32)
-    y, _ = block(x, None)
-    middle = x + layer_norm(block.attn(x, None)[0])
+    y, _ = block(x)
+    middle = x + layer_norm(block.attn(x)[0])
     torch.testing.assert_close(y, middle + layer_norm(block.mlp(middle)), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close((middle - x).square().mean(-1), torch.ones(2, 16), rtol=1e-2, atol=0)
     with torch.no_grad():
         for matrix in (block.attn.wo, block.mlp.w_down):
             matrix.weight.mul_(100)
-    torch.testing.assert_close(block(x, None)[0], y, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(block(x)[0], y, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.oracle
@@ -72,7 +75,8 @@ def test_equals_olmo2(tiny_config):
     seams = Seams()
     for stabilizer in (ReorderedNorm(), RMSNormStabilizer(eps=1e-6), QKNormStabilizer(scope="full")):
         seams = stabilizer.apply(seams)
-    ours = Block(tiny_config("model.n_kv_heads=2", "model.mlp=swiglu", "model.d_ff=64").model, 0, seams, "sdpa")
+    model = tiny_config("model.n_kv_heads=2", "model.mlp=swiglu", "model.d_ff=64").model
+    ours = Block(model, site_of(model).at("attn", 0), seams, "sdpa", Rope(16, 8, 10_000.0))
     names = {
         "attn.wq.weight": "self_attn.q_proj.weight",
         "attn.wk.weight": "self_attn.k_proj.weight",
@@ -94,4 +98,4 @@ def test_equals_olmo2(tiny_config):
     with torch.no_grad():
         expected = theirs(x, attention_mask=mask, position_embeddings=positions)
         assert expected.std() > 0.5
-        torch.testing.assert_close(ours(x, rope_table(16, 8, 10_000.0))[0], expected, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(ours(x)[0], expected, rtol=1e-5, atol=2e-6)

@@ -13,7 +13,6 @@ from stability_lab.model import attention as module
 from stability_lab.model.attention import explicit_attention, logit_stats
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.stabilizers.softcap import SoftCap, SoftCapStabilizer
-from stability_lab.training.step import forward_loss
 
 H, K, T = 4, 8, 16
 SCALE = K**-0.5
@@ -147,13 +146,13 @@ def test_an_empty_region_passes_no_number():
 def test_the_probe_shows_the_logits_before_the_cap_and_what_it_does_to_them(tiny_run):
     wide = "model.init.std=1"
     run, control = (tiny_run(f"+stabilizer={name}", wide, "model.attention=explicit") for name in ("softcap", "none"))
-    measured, plain = (probe_attention(r.model, r.probe_windows) for r in (run, control))
+    measured, plain = (probe_attention(r.model, r.objective, r.probe_windows) for r in (run, control))
     assert measured["attn/max_logit/L00"] == plain["attn/max_logit/L00"] > 30
     assert 0 < measured["attn/score_mod/share/saturated"] < measured["attn/score_mod/share/touched"] < 1
     assert measured["attn/score_mod/pass/saturated"] < 0.1 < measured["attn/score_mod/pass"] < 1
     assert not any(key.startswith("attn/score_mod") for key in plain)
     calm = tiny_run("+stabilizer=softcap")
-    shares = probe_attention(calm.model, calm.probe_windows)
+    shares = probe_attention(calm.model, calm.objective, calm.probe_windows)
     assert shares["attn/score_mod/share/touched"] == 0
     assert math.isnan(shares["attn/score_mod/pass/touched"])
 
@@ -163,7 +162,7 @@ def test_a_huge_cap_equals_none_to_rounding(tiny_run):
     for words in (("+stabilizer=softcap", "stabilizer.softcap.cap=1e6"), ("+stabilizer=none",)):
         run = tiny_run(*words, "model.init.std=0.3", "model.attention=explicit")
         tokens = torch.from_numpy(run.sampler.batch(0, 4))
-        sums, _ = forward_loss(run.model, [])(tokens[:, :-1], tokens[:, 1:], torch.tensor(1 / 64))
+        sums, _ = run.step.forward(run.objective.batch(tokens, 0), torch.tensor(1 / 64))
         sums.objective.backward()
         results.append([sums.objective.detach(), *(p.grad for p in run.model.parameters())])
     for a, b in zip(*results, strict=True):

@@ -36,7 +36,6 @@ def _record() -> None:
 
     from stability_lab.build import build_run
     from stability_lab.compose import compose_jobs, read_command_line
-    from stability_lab.training.step import COLUMNS
 
     conftest: dict = {}
     exec((Path(__file__).parents[1] / "conftest.py").read_text(encoding="utf-8"), conftest)
@@ -47,8 +46,9 @@ def _record() -> None:
         size = job.config.trainer.micro_batch_size * job.config.trainer.grad_accum_steps
         rows = []
         for step in range(1, 6):
-            batch = torch.from_numpy(run.sampler.batch((step - 1) * size, size))
-            rows.append(dict(zip(COLUMNS, run.step(batch, run.schedule.lr(step)).tolist(), strict=True)))
+            windows = torch.from_numpy(run.sampler.batch((step - 1) * size, size))
+            batch = run.objective.batch(windows, 0)
+            rows.append(dict(zip(run.step.columns, run.step(batch, run.schedule.lr(step)).tolist(), strict=True)))
         golden[case] = {key: [round(row[key], 6) for row in rows] for key in KEYS}
     GOLDEN.write_text(json.dumps(golden, indent=2) + "\n", encoding="utf-8")
 

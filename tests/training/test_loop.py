@@ -47,7 +47,7 @@ def test_flushes_do_not_change_rows(plain, trained, log_every):
     other = trained("trainer.max_steps=7", f"trainer.log_every={log_every}")
     assert other.sink.deliveries == ([3, 3, 1] if log_every == 3 else [7])
     assert other.steps == plain.steps
-    for a, b in zip(plain.run.step.parameters, other.run.step.parameters, strict=True):
+    for a, b in zip(plain.run.step.update.parameters, other.run.step.update.parameters, strict=True):
         assert torch.equal(a, b)
 
 
@@ -79,12 +79,12 @@ def test_diverging_run_stops_at_its_first_bad_step(trained, log_every, tmp_path)
     assert result.loop.watch.n == 2
     last = result.sink.events[-1]
     assert (last["event"], last["step"]) == ("nonfinite_step", 2)
-    assert all(p.isfinite().all() for p in result.run.step.parameters)
+    assert all(p.isfinite().all() for p in result.run.step.update.parameters)
     assert save_weights(result.run.model, tmp_path / "last")
     # The weights are those after the last good step.
     other = trained(*DIVERGING[:-1], "trainer.max_steps=1")
     load_weights(result.run.model, tmp_path / "last", torch.device("cpu"))
-    for a, b in zip(result.run.step.parameters, other.run.step.parameters, strict=True):
+    for a, b in zip(result.run.step.update.parameters, other.run.step.update.parameters, strict=True):
         assert torch.equal(a, b)
 
 
@@ -161,7 +161,7 @@ def test_a_bad_step_stops_the_run_and_changes_nothing(trained, fault):
     assert result.loop.stopped_by == "nonfinite"
     assert result.sink.seen[-1]["step"] == 3
     assert [event["event"] for event in result.sink.events] == ["nonfinite_step"]
-    for a, b in zip(same.run.step.parameters, before.run.step.parameters, strict=True):
+    for a, b in zip(same.run.step.update.parameters, before.run.step.update.parameters, strict=True):
         assert torch.equal(a, b)
 
 
@@ -170,7 +170,7 @@ def test_a_bad_step_is_skipped_and_the_run_goes_on(trained):
     assert result.loop.stopped_by is None
     assert [row["step"] for row in result.sink.seen] == [1, 2, 3, 4, 5, 6]
     assert [row["optim/skipped"] for row in result.sink.seen] == [0, 0, 1, 0, 0, 0]
-    assert all(p.isfinite().all() for p in result.run.step.parameters)
+    assert all(p.isfinite().all() for p in result.run.step.update.parameters)
     _, summary = result.loop.judge()
     assert summary["verdict"] != "diverged"
     assert summary["skipped_steps"] == 1
@@ -258,7 +258,9 @@ def test_flush_delivers_what_is_pending(prepare):
 
 
 def test_validation_does_not_depend_on_the_batch_size(plain):
-    results = [validate(plain.run.model, plain.run.eval_windows, size, 100) for size in (1, 3, 8, 100)]
+    results = [
+        validate(plain.run.model, plain.run.objective, plain.run.eval_windows, size, 100) for size in (1, 3, 8, 100)
+    ]
     for result in results[1:]:
         assert result["val/loss"] == pytest.approx(results[0]["val/loss"], rel=1e-6)
         assert result["val/ppl"] == pytest.approx(results[0]["val/ppl"], rel=1e-6)
@@ -270,7 +272,7 @@ def test_validation_is_the_mean_cross_entropy_over_all_windows(plain):
     with torch.no_grad():
         logits = plain.run.model(windows[:, :-1]).logits_BTV
     expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), windows[:, 1:].flatten()).item()
-    result = validate(plain.run.model, windows, 4, n_bytes=100)
+    result = validate(plain.run.model, plain.run.objective, windows, 4, n_bytes=100)
     assert result["val/loss"] == pytest.approx(expected, rel=1e-6)
     assert result["val/ppl"] == pytest.approx(math.exp(expected), rel=1e-6)
     assert result["val/bits_per_byte"] == pytest.approx(expected * 8 * 16 / math.log(2) / 100, rel=1e-6)
@@ -283,7 +285,7 @@ def test_perplexity_overflows_to_infinity():
 
 
 def test_probe_reports_every_layer_and_no_nan_is_hidden(plain):
-    measured = probe_attention(plain.run.model, plain.run.probe_windows)
+    measured = probe_attention(plain.run.model, plain.run.objective, plain.run.probe_windows)
     layers = [measured[f"attn/max_logit/L{i:02d}"] for i in range(2)]
     assert measured["attn/max_logit"] == max(layers)
     assert measured["attn/max_abs_logit"] >= abs(measured["attn/max_logit"])
@@ -291,4 +293,4 @@ def test_probe_reports_every_layer_and_no_nan_is_hidden(plain):
     broken = copy.deepcopy(plain.run.model)
     with torch.no_grad():
         broken.blocks[1].attn.wq.weight[0] = math.nan
-    assert math.isnan(probe_attention(broken, plain.run.probe_windows)["attn/max_logit"])
+    assert math.isnan(probe_attention(broken, plain.run.objective, plain.run.probe_windows)["attn/max_logit"])

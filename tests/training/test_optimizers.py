@@ -1,12 +1,18 @@
-"""AdamW: what decays and by how much, and an update that can be called off."""
+"""AdamW and SGD: what decays and by how much."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from stability_lab.training.optimizers import build_adamw, guarded_step, parameter_groups
+from stability_lab.build import check
+from stability_lab.config import ConfigError, TrainConfig
+from stability_lab.plugins.instantiate import instantiate
+from stability_lab.training.loop import Run
+from stability_lab.training.optimizers import AdamW, parameter_groups
+from stability_lab.training.update import TorchUpdate
 
 ONE, ZERO = torch.tensor(1.0), torch.tensor(0.0)
 
@@ -40,7 +46,7 @@ def test_embeddings_decay_where_asked_for(tiny_run, tied):
     names = {group: {name for name, _ in members} for group, members in groups.items()}
     assert {"embed.weight", "embed_positions.weight"} <= names["decay"]
     assert names["no_decay"] == {name for name, p in run.model.named_parameters() if p.ndim == 1}
-    decayed = {id(p) for p in run.step.optimizer.param_groups[0]["params"]}
+    decayed = {id(p) for p in groups_of(run)[0]["params"]}
     assert decayed == {id(p) for _, p in groups["decay"]}
 
 
@@ -50,14 +56,23 @@ def test_tied_head_is_an_embedding(tiny_run):
     assert not [name for name, _ in groups["decay"] if "head" in name]
 
 
-def stepped(config, lr: float, gradient: torch.Tensor) -> nn.Module:
+def groups_of(run: Run) -> list[dict[str, Any]]:
+    assert isinstance(run.step.update, TorchUpdate)
+    return run.step.update.groups
+
+
+def adamw(config: TrainConfig, **options: float) -> AdamW:
+    return dataclasses.replace(instantiate(config.optimizer, "optimizer"), **options)
+
+
+def stepped(options: AdamW, lr: float, gradient: torch.Tensor) -> nn.Module:
     """A model whose weights were 1 after one step with the same gradient for every parameter."""
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4))
-    optimizer = build_adamw(model, config)
+    update = options.build(model)
     for p in model.parameters():
         nn.init.ones_(p)
         p.grad = gradient.expand_as(p).clone()
-    guarded_step(optimizer, lr, ONE, ZERO)
+    update.step(lr, ONE, ZERO)
     return model
 
 
@@ -76,23 +91,23 @@ def stepped(config, lr: float, gradient: torch.Tensor) -> nn.Module:
     ids=["lr_scaled", "lr_scaled 0.5", "independent", "independent 0.02"],
 )
 def test_decay_of_one_step_without_gradient(tiny_config, overrides, shrinks_by, lr):
-    config = tiny_config(*overrides).optimizer
-    model = stepped(config, lr, ZERO)
+    options = adamw(tiny_config(*overrides))
+    model = stepped(options, lr, ZERO)
     decayed = model[1].weight  # type: ignore[index]
-    torch.testing.assert_close(decayed, torch.full((4, 4), 1 - shrinks_by(lr, config.lr)), rtol=1e-7, atol=0)
+    torch.testing.assert_close(decayed, torch.full((4, 4), 1 - shrinks_by(lr, options.lr)), rtol=1e-7, atol=0)
     assert model[0].weight.eq(1).all()  # type: ignore[index]
     assert model[1].bias.eq(1).all()  # type: ignore[index]
 
 
 def test_first_step_of_adam_moves_by_the_learning_rate(tiny_config):
-    config = dataclasses.replace(tiny_config().optimizer, weight_decay=0.0)
-    for parameter in stepped(config, 1e-3, torch.tensor(-7.0)).parameters():
+    options = adamw(tiny_config(), weight_decay=0.0)
+    for parameter in stepped(options, 1e-3, torch.tensor(-7.0)).parameters():
         torch.testing.assert_close(parameter.detach(), torch.full_like(parameter, 1.001), rtol=1e-6, atol=0)
 
 
 def test_hyperparameters_reach_the_optimizer(tiny_run):
     run = tiny_run("optimizer.beta1=0.8", "optimizer.beta2=0.99", "optimizer.eps=1e-6")
-    for group in run.step.optimizer.param_groups:
+    for group in groups_of(run):
         assert group["betas"] == (0.8, 0.99)
         assert group["eps"] == 1e-6
         assert group["fused"]
@@ -103,27 +118,48 @@ def test_gradients_are_divided_on_the_device(tiny_config):
     for p, divisor in ((parameter, 1.0), (scaled, 8.0)):
         module = nn.Module()
         module.p = p
-        optimizer = build_adamw(module, dataclasses.replace(tiny_config().optimizer, eps=1.0))
+        update = adamw(tiny_config(), eps=1.0).build(module)
         p.grad = torch.tensor([1.0, -2.0, 3.0]) * divisor
-        guarded_step(optimizer, 0.1, torch.tensor(divisor), ZERO)
+        update.step(0.1, torch.tensor(divisor), ZERO)
     assert torch.equal(parameter, scaled)
     assert not parameter.eq(1).any()
 
 
-def test_called_off_update_changes_nothing(tiny_config):
-    module = nn.Linear(4, 4)
-    optimizer = build_adamw(module, tiny_config().optimizer)
+@pytest.mark.oracle
+@pytest.mark.parametrize("nesterov", ["false", "true"])
+def test_sgd_is_torchs_behind_clipping(tiny_run, train_steps, nesterov):
+    run = tiny_run("optimizer=sgd", "optimizer.lr=0.05", "trainer.grad_clip=0.5", f"optimizer.nesterov={nesterov}")
+    plain = tiny_run("trainer.grad_clip=null")
+    theirs = torch.optim.SGD(plain.model.parameters(), lr=0.0, momentum=0.9, nesterov=nesterov == "true")
+    rows = train_steps(run, 4)
+    for step, row in enumerate(rows, start=1):
+        batch = plain.objective.batch(torch.from_numpy(plain.sampler.batch((step - 1) * 4, 4)), 0)
+        theirs.zero_grad()
+        plain.step.forward(batch, torch.tensor(1 / batch.targets_MT.numel()))[0].objective.backward()
+        norm = nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
+        theirs.param_groups[0]["lr"] = run.schedule.lr(step)
+        theirs.step()
+        assert row["optim/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+        assert row["optim/clip_coef"] < 1
+    for (name, a), b in zip(run.model.named_parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
 
-    def update(gradient: float, call_off: torch.Tensor) -> list[torch.Tensor]:
-        for p in module.parameters():
-            p.grad = torch.full_like(p, gradient)
-        guarded_step(optimizer, 0.1, ONE, call_off)
-        state = [value for p in module.parameters() for value in optimizer.state[p].values()]
-        return [value.detach().clone() for value in (*module.parameters(), *state)]
 
-    before = update(1.0, ZERO)
-    for gradient in (1.0, float("nan"), float("inf")):
-        after = update(gradient, ONE)
-        assert len(after) == 2 + 2 * 3
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), gradient
-    assert not torch.equal(before[0], update(1.0, ZERO)[0])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("optimizer.beta1=1",), r"optimizer\.beta1=1: must be less than 1"),
+        (("optimizer.lr=-1",), r"optimizer\.lr=-1: must be more than 0"),
+        (("optimizer.beta3=1",), r"optimizer\.beta3 is not an option of optimizer: did you mean beta2\?"),
+        (
+            ("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"),
+            r"optimizer\.nesterov=True: needs a mom",
+        ),
+        (("optimizer=sgd", "optimizer.beta1=0.5"), r"optimizer\.beta1 is not an option of optimizer"),
+        (("optimizer=adam",), r"optimizer=adam is not an option: did you mean adamw\?"),
+        (("optimizer.weight_decay_mode=none",), r"optimizer\.weight_decay_mode=none: must be one of lr_scaled, indep"),
+    ],
+)
+def test_wrong_options_are_one_sentence(words, sentence, tiny_config):
+    with pytest.raises(ConfigError, match=sentence):
+        check(tiny_config(*words))

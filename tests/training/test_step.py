@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from stability_lab.model.transformer import GPT
+from stability_lab.objective.objective import Batch
 from stability_lab.training.loop import Run
-from stability_lab.training.step import COLUMNS, LossScale, forward_loss
+from stability_lab.training.step import LossScale, forward_loss
 
 
-def batch_of(run: Run, step: int = 1, size: int = 4) -> Tensor:
-    return torch.from_numpy(run.sampler.batch((step - 1) * size, size))
+def batch_of(run: Run, step: int = 1, size: int = 4) -> Batch:
+    first = (step - 1) * size
+    return run.objective.batch(torch.from_numpy(run.sampler.batch(first, size)), first)
 
 
 def state_of(run: Run) -> list[Tensor]:
     """Copies of weights, moments and step counts."""
-    state = [value for p in run.step.parameters for value in run.step.optimizer.state[p].values()]
-    return [value.detach().clone() for value in (*run.step.parameters, *state)]
+    update = run.step.update
+    return [value.detach().clone() for value in (*update.parameters, *update.state().values())]
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -56,11 +58,11 @@ def test_the_same_run_twice_is_bit_equal(tiny_run, train_steps):
 
 def test_loss_is_the_mean_over_the_tokens_of_the_step(tiny_run, train_steps):
     run = tiny_run("trainer.grad_accum_steps=2")
-    tokens = batch_of(run, size=8)
+    batch = batch_of(run, size=8)
     with torch.no_grad():
-        logits = run.model(tokens[:, :-1]).logits_BTV.double()
+        logits = run.model(batch.inputs_MT).logits_BTV.double()
     log_z = torch.logsumexp(logits, -1)
-    expected = (log_z - logits.gather(-1, tokens[:, 1:, None]).squeeze(-1)).mean().item()
+    expected = (log_z - logits.gather(-1, batch.targets_MT[..., None]).squeeze(-1)).mean().item()
     (row,) = train_steps(run, 1)
     assert row["train/loss"] == pytest.approx(expected, rel=1e-6)
     assert row["train/log_z_mean"] == pytest.approx(log_z.mean().item(), rel=1e-6)
@@ -68,21 +70,21 @@ def test_loss_is_the_mean_over_the_tokens_of_the_step(tiny_run, train_steps):
     assert row["train/z_raw"] == pytest.approx(log_z.square().mean().item(), rel=1e-6)
 
 
-def gradients_of(run: Run, tokens: Tensor) -> GPT:
+def gradients_of(run: Run, batch: Batch) -> GPT:
     """A copy of the model with the gradients of this batch."""
     model = copy.deepcopy(run.model)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    forward_loss(model, [])(inputs, targets, torch.tensor(1 / targets.numel()))[0].objective.backward()
+    inverse = torch.tensor(1 / batch.targets_MT.numel())
+    forward_loss(model, run.objective, [])(batch, inverse)[0].objective.backward()
     return model
 
 
 @pytest.mark.parametrize("clip", ["null", "1e9", "0.05"])
 def test_norm_is_measured_before_clipping(tiny_run, clip):
     run = tiny_run(f"trainer.grad_clip={clip}")
-    tokens = batch_of(run)
-    model = gradients_of(run, tokens)
+    batch = batch_of(run)
+    model = gradients_of(run, batch)
     exact = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters() if p.grad is not None))
-    row = dict(zip(COLUMNS, run.step(tokens, 1e-3).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch, 1e-3).tolist(), strict=True))
     assert row["optim/grad_norm"] == pytest.approx(exact, rel=1e-6)
     assert exact > 0.05
     expected = 0.05 / (exact + 1e-6) if clip == "0.05" else 1.0
@@ -105,15 +107,15 @@ def test_equals_torch_clipping_and_unfused_adamw(tiny_run, clip):
         fused=False,
     )
     for step in (1, 2, 3):
-        tokens, lr = batch_of(run, step), 1e-2 / step
-        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        batch, lr = batch_of(run, step), 1e-2 / step
         theirs.zero_grad()
-        forward_loss(model, [])(inputs, targets, torch.tensor(1 / targets.numel()))[0].objective.backward()
+        inverse = torch.tensor(1 / batch.targets_MT.numel())
+        forward_loss(model, run.objective, [])(batch, inverse)[0].objective.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if clip is None else clip)
         for group in theirs.param_groups:
             group["lr"] = lr
         theirs.step()
-        row = dict(zip(COLUMNS, run.step(tokens, lr).tolist(), strict=True))
+        row = dict(zip(run.step.columns, run.step(batch, lr).tolist(), strict=True))
         assert row["optim/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
     for (name, a), b in zip(run.model.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
@@ -124,10 +126,10 @@ def test_bad_gradient_changes_nothing_from_then_on(tiny_run, train_steps, poison
     run = tiny_run()
     (good,) = train_steps(run, 1)
     before = state_of(run)
-    assert len(before) == 4 * len(run.step.parameters)
+    assert len(before) == 4 * len(run.step.update.parameters)
     parameter = run.model.blocks[0].attn.wk.weight  # type: ignore[union-attr]
     hook = parameter.register_hook(lambda gradient: gradient * poison)
-    row = dict(zip(COLUMNS, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
     hook.remove()
     assert good["bad"] == 0
     assert row["bad"] == 1
@@ -135,7 +137,7 @@ def test_bad_gradient_changes_nothing_from_then_on(tiny_run, train_steps, poison
     assert not math.isfinite(row["optim/grad_norm"])
     assert row["optim/skipped"] == 0
     assert equal(state_of(run), before)
-    later = dict(zip(COLUMNS, run.step(batch_of(run, 3), 1e-2).tolist(), strict=True))
+    later = dict(zip(run.step.columns, run.step(batch_of(run, 3), 1e-2).tolist(), strict=True))
     assert later["bad"] == 0  # the step itself was sound, and still nothing moves
     assert equal(state_of(run), before)
     assert run.step.stopped
@@ -145,12 +147,12 @@ def test_bad_loss_stops_the_first_step_as_well(tiny_run):
     run = tiny_run()
     with torch.no_grad():
         run.model.head.weight[5] = math.inf
-    weights = [p.detach().clone() for p in run.step.parameters]
-    row = dict(zip(COLUMNS, run.step(batch_of(run), 1e-2).tolist(), strict=True))
+    weights = [p.detach().clone() for p in run.step.update.parameters]
+    row = dict(zip(run.step.columns, run.step(batch_of(run), 1e-2).tolist(), strict=True))
     assert row["bad"] == 1
     assert not math.isfinite(row["train/loss"])
-    assert equal([p.detach() for p in run.step.parameters], weights)
-    assert all(run.step.optimizer.state[p]["step"] == 0 for p in run.step.parameters)
+    assert equal([p.detach() for p in run.step.update.parameters], weights)
+    assert all(value.eq(0).all() for value in run.step.update.state().values())
 
 
 def test_bf16_stays_close_to_fp32(tiny_run, train_steps):
@@ -172,7 +174,7 @@ def test_fp16_norm_is_unscaled_and_weights_stay_fp32(tiny_run, train_steps):
         assert b["train/loss"] == pytest.approx(a["train/loss"], rel=0.01)
         assert b["optim/grad_norm"] == pytest.approx(a["optim/grad_norm"], rel=0.01)
         assert b["optim/clip_coef"] == pytest.approx(a["optim/clip_coef"], rel=0.01)
-    assert {p.dtype for p in run.step.parameters} == {torch.float32}
+    assert {p.dtype for p in run.step.update.parameters} == {torch.float32}
 
 
 def test_fp16_overflow_is_skipped_and_no_divergence(tiny_run, train_steps):
@@ -180,7 +182,7 @@ def test_fp16_overflow_is_skipped_and_no_divergence(tiny_run, train_steps):
     train_steps(run, 1)
     before = state_of(run)
     run.step.scale.value.fill_(2.0**40)
-    row = dict(zip(COLUMNS, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
     assert row["optim/skipped"] == 1
     assert row["bad"] == 0
     assert row["optim/loss_scale"] == 2.0**40
@@ -189,7 +191,7 @@ def test_fp16_overflow_is_skipped_and_no_divergence(tiny_run, train_steps):
     assert not run.step.stopped
     assert run.step.scale.value == 2.0**39
     run.step.scale.value.fill_(1024.0)
-    row = dict(zip(COLUMNS, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch_of(run, 2), 1e-2).tolist(), strict=True))
     assert (row["optim/skipped"], row["bad"]) == (0, 0)
     assert not equal(state_of(run), before)
 
@@ -198,7 +200,7 @@ def test_fp16_overflow_at_scale_one_is_a_divergence(tiny_run):
     run = tiny_run("trainer.precision=fp16")
     run.step.scale.value.fill_(1.0)
     run.model.head.weight.register_hook(lambda gradient: gradient * math.inf)
-    row = dict(zip(COLUMNS, run.step(batch_of(run), 1e-2).tolist(), strict=True))
+    row = dict(zip(run.step.columns, run.step(batch_of(run), 1e-2).tolist(), strict=True))
     assert (row["optim/skipped"], row["bad"]) == (0, 1)
 
 

@@ -147,7 +147,7 @@ def prepare_run(tiny_run, train_steps):
 
     run = tiny_run("data=synthetic", "data.vocab_size=8", "trainer.micro_batch_size=32", "trainer.max_steps=300")
     train_steps(run, 300)
-    return run, validate(run.model, run.eval_windows, 8, 0)["val/loss"]
+    return run, validate(run.model, run.objective, run.eval_windows, 8, 0)["val/loss"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,76 @@
+"""Which attention kernel a run takes: chosen once, before the model is built.
+
+`sdpa` is torch's fused kernel. `explicit` forms the logits in fp32, a block of queries at a time: the reference for
+tests, the path of the probe (fused kernels do not give the logits away) and, on CPU, that of stabilizers that act on
+single logits. `flex` is compiled FlexAttention on CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stability_lab.config import ConfigError
+from stability_lab.seams import Seams
+
+FLEX_MIN_HEAD_DIM = 16  # of its kernel
+
+
+class Backend(NamedTuple):
+    name: str
+    reason: str
+
+
+def choose_backend(
+    requested: str,
+    seams: Seams,
+    device_type: str = "cpu",
+    precision: str = "fp32",
+    dropout: float = 0.0,
+    head_dim: int = 64,
+    masked_by: str | None = None,
+) -> Backend:
+    """The back-end of every layer and why; both go to the log and the manifest.
+
+    `masked_by`: the config key that hides more than the future, where one does. ConfigError where what was asked for
+    cannot honour a stabilizer: none is ever dropped.
+    """
+    for_logits = seams.owners.get("score_mod", ())
+    restored = seams.owners.get("score_restore", ())
+    if restored:
+        if precision != "fp16":
+            raise ConfigError(
+                f"trainer.precision={precision}: stabilizer {restored[0]} restores logits that were formed in fp16, "
+                f"and in another precision it changes only rounding; use trainer.precision=fp16, or leave it out"
+            )
+        if requested not in ("auto", "explicit"):
+            raise ConfigError(
+                f"model.attention={requested}: stabilizer {restored[0]} forms logits in fp16 and needs explicit "
+                f"logits; use model.attention=auto"
+            )
+        return Backend("explicit", f"{restored[0]} forms logits in fp16")
+    if requested == "flex" and device_type == "cpu":
+        raise ConfigError(
+            "model.attention=flex: FlexAttention has no backward pass on CPU; use auto, sdpa or explicit there"
+        )
+    unfit = ""
+    if dropout:
+        unfit = f"FlexAttention has no dropout (model.dropout={dropout:g})"
+    elif head_dim < FLEX_MIN_HEAD_DIM:
+        unfit = f"FlexAttention needs a head_dim of {FLEX_MIN_HEAD_DIM} or more (here {head_dim})"
+    if requested == "flex" and unfit:
+        raise ConfigError(f"model.attention=flex: {unfit}; use model.attention=auto")
+    if requested == "sdpa" and for_logits:
+        raise ConfigError(
+            f"model.attention=sdpa: fused attention cannot apply stabilizer {for_logits[0]}; use model.attention=auto"
+        )
+    if requested != "auto":
+        return Backend(requested, f"model.attention={requested}")
+    if masked_by and not for_logits and device_type == "cuda" and not unfit:
+        return Backend("flex", f"{masked_by}: it skips what is hidden")
+    if not for_logits:
+        return Backend("sdpa", "no stabilizer acts on single attention logits")
+    if device_type == "cuda" and unfit:
+        return Backend("explicit", f"{for_logits[0]} acts on single attention logits, and {unfit}")
+    if device_type == "cuda":
+        return Backend("flex", f"{for_logits[0]} acts on single attention logits, which no other fused kernel allows")
+    return Backend("explicit", f"{for_logits[0]} acts on single attention logits, and there is no fused kernel on CPU")

@@ -1,0 +1,39 @@
+"""Next-token prediction: the target of each position is the id behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from stability_lab.judge.series import perplexity
+from stability_lab.objective.loss import LossSums, language_model_loss
+from stability_lab.objective.objective import Batch
+from stability_lab.seams import LossTerm, ModelOutput
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """No options. The sample's number plays no part."""
+
+    name: ClassVar[str] = "causal_lm"
+
+    def batch(self, windows_MT1: Tensor, first: int) -> Batch:
+        return Batch(windows_MT1[:, :-1], windows_MT1[:, 1:])
+
+    def loss(self, output: ModelOutput, batch: Batch, inv_n: Tensor, terms: Iterable[LossTerm] = ()) -> LossSums:
+        logits_NV, targets_N = output.logits_BTV.flatten(0, 1), batch.targets_MT.flatten()
+        return language_model_loss(logits_NV, targets_N, inv_n, terms, output.unembedding_VD)
+
+    def trivial_loss(self, unigram_entropy: float | None) -> float | None:
+        return unigram_entropy
+
+    def metrics(self, nats: float, n_targets: int, n_bytes: int) -> dict[str, float]:
+        """`val/loss` in nats per token, `val/ppl` its exponential, and `val/bits_per_byte`, which is comparable across
+        tokenizers and left out where the text is not known."""
+        loss = nats / n_targets
+        measured = {"val/loss": loss, "val/ppl": perplexity(loss)}
+        return measured | ({"val/bits_per_byte": nats / math.log(2) / n_bytes} if n_bytes else {})
