@@ -25,9 +25,13 @@ FIELDS: dict[str, Any] = typed_fields(TrainConfig)
 CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
 # Small sections with one way to be: in the root file, not in a group.
 REQUIRED = {"data/text": ["data.path=x"], "data/tokens": ["data.path=x"], "data/hub": ["data.name=a/b"]}
-REQUIRED |= {"tokenizer/json": ["tokenizer.path=x"], "tokenizer/hub": ["tokenizer.name=x"]}
+REQUIRED |= {
+    "scale/full": ["model=gpt_nano"],
+    "tokenizer/json": ["tokenizer.path=x"],
+    "tokenizer/hub": ["tokenizer.name=x"],
+}
 PRESETS = {"data/wikitext103", "data/tinystories", "data/fineweb_edu", "data/c4"}
-GLOBAL = {"recipe", "experiment"}  # groups whose options set keys of others
+GLOBAL = {"recipe", "experiment", "scale"}  # groups whose options set keys of others
 IN_THE_ROOT = {"stability", "sweep", "debug"}
 
 
@@ -50,6 +54,12 @@ def read(path: Path) -> dict[str, Any]:
 def compose_one(*arguments: str) -> Composed:
     (composed,) = compose_jobs(read_command_line(arguments))
     return composed
+
+
+def chosen(option: str) -> str:
+    """The override that chooses an option of a group; the root alone has no scale."""
+    group, name = option.split("/")
+    return f"{'+' * (group == 'scale')}{group}={name}"
 
 
 def some_tokenizer() -> str:
@@ -93,8 +103,8 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
         extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
     else:
         monkeypatch.setattr(build, "load_data", lambda config: FewTokens())
-        extra = []
-    composed = compose_one(*dict.fromkeys([f"{group}={name}", *extra]))
+        extra = REQUIRED.get(option, [])
+    composed = compose_one(*dict.fromkeys([chosen(option), *extra]))
     build.check(composed.config)
     assert composed.notices == ()
     if group == "model":
@@ -105,9 +115,9 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
-    group, name = option.split("/")
-    composed = compose_one(f"{group}={name}", *REQUIRED.get(option, []))
-    if group == "experiment":
+    group = option.split("/")[0]
+    composed = compose_one(chosen(option), *REQUIRED.get(option, []))
+    if group in ("experiment", "scale"):
         for section, schema in CLOSED_SETS.items():
             assert_same_keys(composed.plain[section], schema, section)
         assert not composed.plain["stabilizer"], "what a preset compares is not part of its base"
@@ -115,8 +125,8 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
     if group in CLOSED_SETS:
         assert_same_keys(composed.plain[group], CLOSED_SETS[group], group)
         return
-    chosen = composed.plain["stabilizer" if group == "recipe" else group]
-    nodes = chosen.values() if group in ("stabilizer", "recipe") else [chosen]
+    node = composed.plain["stabilizer" if group == "recipe" else group]
+    nodes = node.values() if group in ("stabilizer", "recipe") else [node]
     for node in nodes:
         module, _, class_name = node["_target_"].rpartition(".")
         cls = getattr(importlib.import_module(module), class_name)
@@ -144,7 +154,7 @@ def test_the_root_and_its_groups_are_the_whole_schema() -> None:
     own = set(root) - {"defaults", "hydra"}
     assert own | groups == {*FIELDS, "experiment"}
     assert not own & groups, "a key has two values"
-    assert groups == {*CLOSED_SETS, *OPEN_SETS, *GLOBAL} - IN_THE_ROOT
+    assert groups == {*CLOSED_SETS, *OPEN_SETS, *GLOBAL} - {*IN_THE_ROOT, "scale"}  # an experiment brings its scale
     for section in IN_THE_ROOT:
         assert_same_keys(root[section], CLOSED_SETS[section], section)
 

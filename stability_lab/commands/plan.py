@@ -121,33 +121,20 @@ def _timings(configs: Sequence[TrainConfig], jobs: Sequence[Mapping[str, Any]]) 
 
 
 def _costs(config: TrainConfig, job: Mapping[str, Any], timing: Timing) -> dict[str, Any]:
-    from stability_lab.run.cost import mfu
+    from stability_lab.run.cost import count, mfu, seconds_of_run
 
-    trainer = config.trainer
-    n_evals = 1 + _times(trainer.eval_every, trainer.max_steps)
-    n_probes = 1 + _times(config.diagnostics.probe_every, trainer.max_steps)
-    times = {
-        "build": timing.build_s,
-        "steps": timing.first_s + (trainer.max_steps - 1) * timing.step_s,
-        "evaluations": n_evals * timing.eval_s,
-        "probes": n_probes * timing.probe_s,
-    }
-    tokens_per_s = job["tokens"] / trainer.max_steps / timing.step_s
+    steps, times = config.trainer.max_steps, seconds_of_run(config, timing)
+    tokens_per_s = job["tokens"] / steps / timing.step_s
     return {
         "timing": timing._asdict(),
         "times": times,
         "eta_s": sum(times.values()),
         "memory_bytes": timing.memory_bytes,
         "tokens_per_s": tokens_per_s,
-        "mfu": mfu(job["device"], trainer.precision, tokens_per_s * job["flops_per_token"]),
-        "n_evaluations": n_evals,
-        "n_probes": n_probes,
+        "mfu": mfu(job["device"], config.trainer.precision, tokens_per_s * job["flops_per_token"]),
+        "n_evaluations": count(config.trainer.eval_every, steps),
+        "n_probes": count(config.diagnostics.probe_every, steps),
     }
-
-
-def _times(every: int | None, steps: int) -> int:
-    """How often the loop does within its steps what it does every so many, and after the last."""
-    return 1 if every is None else -(-steps // every)
 
 
 def _out_of_memory(error: Exception) -> bool:

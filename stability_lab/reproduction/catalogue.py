@@ -20,10 +20,9 @@ SCALES = ("cpu", "h200", "full")
 
 @dataclass(frozen=True)
 class PartScale:
-    """One part at one size. `lrs` empty: the experiment's own. The rest from `widths` on is that of `growth`."""
+    """One part at one size. Empty `lrs`: the experiment's own rate. `growth` uses the fields from `widths` on."""
 
     minutes: float | None
-    experiment: str | None = None
     overrides: tuple[str, ...] = ()
     lrs: tuple[float, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -53,12 +52,11 @@ class Part:
     compute: str | None = None
 
     def settings_at(self, scale: str) -> Mapping[str, tuple[str, ...]]:
-        """Label -> overrides; one without a name where there is no further axis."""
+        """Label -> overrides. A part without a further axis has one setting without a name."""
         return self.scales[scale].settings or self.settings or {"": ()}
 
     def runs_at(self, scale: str) -> list[tuple[str, str, float | None, int]]:
-        """Setting, arm, learning rate and seed of each run; none where the part has not that scale, or trains
-        nothing."""
+        """Setting, arm, learning rate and seed of each run; a part that lacks the scale or trains nothing has none."""
         at = self.scales.get(scale)
         if at is None or self.compute is not None:
             return []
@@ -66,7 +64,7 @@ class Part:
         return list(itertools.product(self.settings_at(scale), self.arms, lrs, at.seeds))
 
     def at(self, scale: str) -> PartScale:
-        """ConfigError where the part has not that scale."""
+        """ConfigError if the part lacks this scale."""
         if scale not in self.scales:
             known = ", ".join(self.scales)
             raise ConfigError(f"--scale {scale}: {self.name} {self.part} has none of this size, but {known}")
@@ -82,7 +80,7 @@ class Reproduction:
     bundles: Mapping[str, tuple[str, ...]]
 
     def select(self, part: str | None) -> list[Part]:
-        """The parts that `--part` names, without it the default ones. ConfigError for an unknown one."""
+        """The parts that `--part` names, or the default ones. ConfigError for an unknown name."""
         if part is None:
             names = self.default
         elif part in self.bundles:
@@ -111,13 +109,13 @@ class Claim:
 
     @property
     def name(self) -> str:
-        """Of the reproduction that it belongs to."""
+        """The reproduction that the claim belongs to."""
         prefix = self.id.partition("-")[0]
         return "small_scale_proxies" if prefix == "proxies" else prefix
 
     @property
     def printed(self) -> str:
-        """As the paper has it."""
+        """The values as the paper prints them."""
         words = ", ".join(f"{label}: {_plain(value)}" for label, value in self.values.items())
         error = "" if self.uncertainty is None else f" ±{self.uncertainty:g}"
         unit = f" ({self.unit})" if self.unit else ""
@@ -154,20 +152,23 @@ def claims_of(part: Part) -> list[Claim]:
 
 
 def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
-    parts = {key: _part(name, key, part) for key, part in node["parts"].items()}
+    parts = {key: _part(name, key, part, node.get("sizes", {})) for key, part in node["parts"].items()}
     bundles = {key: tuple(names) for key, names in node.get("bundles", {}).items()}
     return Reproduction(name, node["about"], tuple(node["default"]), parts, bundles)
 
 
-def _part(name: str, key: str, node: Mapping[str, Any]) -> Part:
+def _part(name: str, key: str, node: Mapping[str, Any], sizes: Mapping[str, Sequence[str]]) -> Part:
     lists = {field: tuple(node[field]) for field in ("show", "injected", "figures", "pair") if field in node}
     axes = {field: _overrides(node[field]) for field in ("arms", "settings") if field in node}
-    scales = {scale: _scale(values) for scale, values in node["scales"].items()}
+    scales = {scale: _scale(values, sizes.get(scale, ())) for scale, values in node["scales"].items()}
     return Part(**{**node, "name": name, "part": key, **lists, **axes, "scales": scales})
 
 
-def _scale(node: Mapping[str, Any]) -> PartScale:
+def _scale(node: Mapping[str, Any], size: Sequence[str]) -> PartScale:
+    """`size`: the overrides of all parts at this scale, of which the part may set some otherwise."""
     lists = {key: tuple(value) for key, value in node.items() if isinstance(value, list)}
+    by_key = {word.partition("=")[0]: word for word in (*size, *lists.get("overrides", ()))}
+    lists["overrides"] = tuple(by_key.values())
     settings = {"settings": _overrides(node["settings"])} if "settings" in node else {}
     return PartScale(**{**node, **lists, **settings})
 

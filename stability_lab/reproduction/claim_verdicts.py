@@ -1,8 +1,8 @@
-"""How a measurement of ours stands to a published statement: six verdicts, as pure functions of what was measured.
+"""Six verdicts on a published statement, as pure functions of what we measured.
 
 A statement about two arms has a direction, the sign of a - b. Swapping the arms of a measurement turns the verdict
 round: `same sign` becomes `opposite sign`, and `same sign and resolved` becomes `contradicts`. A statement of equality
-has no direction; it is shown by two one-sided tests within a margin that was chosen before the data, and then counts as
+has no direction. Two one-sided tests show it within a margin that was chosen before the data; it then counts as
 `same sign and resolved`.
 """
 
@@ -38,7 +38,7 @@ VERDICTS = (AGREES, SAME_RESOLVED, SAME, OPPOSITE, NOT_RESOLVABLE, CONTRADICTS)
 
 @dataclass(frozen=True)
 class Finding:
-    """`value` with its 95% interval, as far as there is one; `detail` says what else a reader must know of it."""
+    """`value` with its 95% interval, if there is one; `detail` adds what a reader must know."""
 
     verdict: str
     value: float | None = None
@@ -48,8 +48,8 @@ class Finding:
 
 
 def exact(ours: float, printed: float, tolerance: float) -> Finding:
-    """A number that follows from a formula. `tolerance` is half of the last printed digit, or what the statement says
-    it rounds to; NaN contradicts. Raises `ValueError` for a negative tolerance."""
+    """A number that follows from a formula. `tolerance` is half of the last printed digit, or the rounding that the
+    statement names; NaN contradicts. ValueError for a negative tolerance."""
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}, but must be 0 or more")
     return Finding(AGREES if abs(ours - printed) <= tolerance else CONTRADICTS, ours)
@@ -58,9 +58,9 @@ def exact(ours: float, printed: float, tolerance: float) -> Finding:
 def signed(difference: Difference, direction: int, effect: float | None = None) -> Finding:
     """The sign of a - b against the published `direction`, 1 or -1.
 
-    A difference that is not of a `family` yet is one of its own. `effect`: the published difference in the same unit;
-    where our spread could not show even that with our seeds, and among as many tests, nothing can be said of the sign.
-    Raises `ValueError` for another direction.
+    A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If our
+    seeds, spread and number of tests could not show even that, the sign is not resolvable. ValueError for another
+    direction.
     """
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
@@ -82,14 +82,14 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
         if needed is None or needed > d.n:
             verdict, detail = NOT_RESOLVABLE, f"{chance}; the published difference would take {_seeds(needed)}"
         if d.low is not None and d.high is not None and not d.low <= effect <= d.high:
-            detail += f"; the published {effect:.3g} is outside of the interval"
+            detail += f"; the published {effect:.3g} is outside the interval"
     elif d.seeds_needed is None:
         verdict, detail = NOT_RESOLVABLE, f"{chance}; a difference of this size would take {_seeds(None)}"
     return Finding(verdict, *interval, detail)
 
 
 def _side(same: bool, resolved: bool) -> str:
-    """The verdict on a sign: is it the published one, and can it be told from chance?"""
+    """The verdict on a sign: is it the published one, and is it more than chance?"""
     if resolved:
         return SAME_RESOLVED if same else CONTRADICTS
     return SAME if same else OPPOSITE
@@ -102,7 +102,7 @@ def _seeds_for(d: Difference, effect: float) -> int | None:
 
 
 def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
-    """Pairs `a`, `b` that are said not to differ: two one-sided tests within +-`margin`."""
+    """Pairs `a`, `b` that the statement calls equal: two one-sided tests within +-`margin`."""
     found = equivalence(a, b, margin)
     interval = (found.value, found.low, found.high)
     if found.p is None or found.low is None or found.high is None:
@@ -117,7 +117,7 @@ def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
 
 
 def printed_difference(a: float, b: float, half: float, direction: int) -> Finding:
-    """What two printed values with a 95% half-width each allow to say: a normal test, no data of ours."""
+    """A normal test of two printed values, each with a 95% half-width; it needs no data of ours."""
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
     error = half / float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(2)
@@ -132,10 +132,10 @@ def spike_rates(
 ) -> Finding:
     """Spike scores of two arms in percent, against the two published ones.
 
-    `counts`: spikes and scored steps of each arm, over its runs. Too few steps for the published rates (80% power;
-    spikes cluster, so this is the least) end in `not resolvable`, whatever came out. The sign then comes from
-    `difference`, of which a run is one value. Runs often have one spike or none, and then vary less than chance would,
-    so p is the larger of that difference's and of Fisher's exact test on the steps.
+    `counts`: spikes and scored steps of each arm, over its runs. With too few steps for the published rates (80% power;
+    spikes cluster, so this is the least) the verdict is `not resolvable`. Otherwise the sign comes from `difference`,
+    in which each run is one value. Runs often have one spike or none, and then vary less than chance would: p is the
+    larger one of that difference's and of Fisher's exact test on the steps.
     """
     p_a, p_b = (rate / 100 for rate in published)
     needed, d = needed_steps(p_a, p_b), difference
@@ -160,8 +160,8 @@ def spike_rates(
 
 def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
     """Largest stable learning rates on one grid, each known to lie between two of its rates; `low` and `high` are the
-    ends of their ratio. An order is resolved where at some rate all seeds of one arm are stable and none of the other:
-    a bracket ends at the first rate with an unstable seed, and one run of three is chance. It is no test and has no p.
+    ends of their ratio. The order is resolved if at some rate all seeds of one arm are stable and none of the other:
+    a bracket ends at the first rate with an unstable seed, and one run of three is chance. This is no test, without p.
     """
     if direction not in (1, -1):
         raise ValueError(f"direction is {direction}, but must be 1 or -1")
@@ -185,7 +185,7 @@ def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
 
 
 def _p(p_holm: float, tests: int) -> str:
-    """Beside an interval that is of the difference alone, what decided."""
+    """The p that decided. The interval printed beside it is that of the difference alone."""
     return f"p {p_text(p_holm)}" + (f" by Holm, {tests} tests" if tests > 1 else "")
 
 

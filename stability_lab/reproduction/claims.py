@@ -28,15 +28,15 @@ _PAIRING = ("fingerprint", "first_batch", "last_batch", "validation")
 
 
 @dataclass(frozen=True)
-class Judged:
+class Decided:
     claim: Claim
     finding: Finding
 
 
-def judge(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) -> list[Judged]:
-    """One verdict a claim of the part. Without evidence all are `not run yet`, but those that are not built.
+def decide(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) -> list[Decided]:
+    """A verdict for each claim of the part. Without evidence it is `not run yet`, or `not built yet`.
 
-    Differences are corrected for their number within the part by Holm's rule, missing ones counted.
+    Holm's rule corrects the differences for their number within the part; missing ones count.
     """
     planned = [claim.test["kind"] in _DIFFERENCES for claim in found]
     differences = family(
@@ -47,7 +47,7 @@ def judge(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) -> 
         sum(planned),
     )
     return [
-        Judged(claim, _finding(part, claim, evidence, difference))
+        Decided(claim, _finding(part, claim, evidence, difference))
         for claim, difference in zip(found, differences, strict=True)
     ]
 
@@ -55,8 +55,8 @@ def judge(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) -> 
 def ladder_of(
     part: Part, evidence: PartEvidence, where: str, against: str | None = None, up_to: float = math.inf
 ) -> Ladder | None:
-    """What the learning rates, or those `up_to` one, say of an arm (`arm` or `arm@setting`), with the difference to
-    another one's."""
+    """The ladder of an arm (`arm` or `arm@setting`) over its learning rates, at most `up_to`, and its difference to
+    another arm's."""
     names = [where, *([against] if against is not None else [])]
     cells = []
     for name in names:
@@ -71,7 +71,7 @@ def ladder_of(
 
 
 def difference_of(a: Sequence[KeptRun], b: Sequence[KeptRun], metric: str) -> Difference | None:
-    """a - b, over seeds that both have where the same seed saw the same batches; None without a value in each."""
+    """a - b, paired by seed if the same seed saw the same batches; None without a value in each."""
     own, other = _by_seed(a, metric), _by_seed(b, metric)
     return difference_by_seed(own, other, _paired(a, b))
 
@@ -119,7 +119,7 @@ def _sensitivity(part: Part, test: Mapping[str, Any], evidence: PartEvidence) ->
 
 
 def _interaction(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Difference | None:
-    """How much one factor's effect changes with the other, over seeds that all four arms have on the same batches."""
+    """How much one factor's effect changes with the other, over the seeds that all four arms share."""
     metric, arms = test.get("metric", part.metric), test["arms"]
     first, second = test["factors"]
     cells = [_at(part, evidence, test, arms[label]) for label in ("both", "none", first, second)]
@@ -132,7 +132,7 @@ def _interaction(part: Part, test: Mapping[str, Any], evidence: PartEvidence) ->
 
 
 def _values(test: Mapping[str, Any]) -> list[str]:
-    """What a claim needs of a part that computes values."""
+    """Names of the values that a claim needs from a part that computes them."""
     return [str(test[key]) for key in ("value", "a", "b") if key in test and test["kind"] != "printed"]
 
 
@@ -141,7 +141,7 @@ def _older(what: str) -> str:
 
 
 def _none(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
-    """Why there is no difference."""
+    """Why no difference can be computed."""
     if test["kind"] == "lr_sensitivity":
         for one, other in ((test["a"], test["b"]), (test["b"], test["a"])):
             ladder = ladder_of(part, evidence, one, other, test.get("up_to", math.inf))
@@ -187,7 +187,7 @@ def _equivalence(part: Part, test: Mapping[str, Any], evidence: PartEvidence) ->
 
 
 def _spikes(test: Mapping[str, Any], evidence: PartEvidence) -> Finding:
-    """A run that diverged is scored too: its spikes are what the score is for."""
+    """Runs that diverged are scored too: their spikes are what the score is for."""
     counts, rates, sides = [], [], [_runs(evidence, test[side]) for side in "ab"]
     for runs in sides:
         scores = {run.seed: run.record.score("grad_norm", "olmo2") for run in runs}
@@ -207,7 +207,7 @@ def _stable(part: Part, test: Mapping[str, Any], evidence: PartEvidence) -> Find
 
 
 def _at(part: Part, evidence: PartEvidence, test: Mapping[str, Any], where: str) -> list[KeptRun]:
-    """The runs of an arm at the learning rate that the test names by its place in the part's grid."""
+    """The runs of an arm at one learning rate, which the test names by its place in the part's grid."""
     scale = part.scales.get(str(evidence.head.get("scale")))
     lrs = scale.lrs if scale else ()
     lr = lrs[test.get("at", 0)] if lrs else None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stability_lab import __version__
 from stability_lab.compare.comparison import compare
 from stability_lab.compare.figures import draw
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.config import ConfigError, config_dir
+from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.reproduction import jobs
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.datafile import FIGURES, data_path, read, write
@@ -23,57 +24,42 @@ from stability_lab.text import shown
 
 
 def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> str:
-    """Write data and figures of a part. A sentence where runs are missing: what is known is never replaced by less.
+    """Write data and figures of a part; a sentence where runs have no result.
 
-    OSError where something cannot be written.
+    Data that hold a run which is not there any more stay as they are. OSError where something cannot be written.
     """
-    there = jobs.there(part, scale, made)
-    runs = jobs.collected(made, there.runs)
-    planned = len(part.runs_at(scale))
-    told = ""
+    runs = jobs.collected(made, jobs.finished(part, scale, made))
+    planned, path = len(part.runs_at(scale)), data_path(part, scale, out)
+    known = {_key(run) for run in read(path, part, scale).runs} if path.exists() else set()
+    faults = []
     if len(runs) < planned:
-        again = "makes what is damaged again, once its folder is deleted" if there.faults else "tries the others again"
-        told = f"{part.part}: {len(runs)} of {planned} runs have a result; the same command {again}"
-        if why := _would_lose(part, scale, out, runs):
-            return f"{told}; {why}"
-    if runs:
+        faults.append(f"{part.part}: {len(runs)} of {planned} runs have a result; the same command tries the others")
+    if gone := len(known - {_key(run) for run in runs}):
+        faults.append(f"{shown(path)} holds {gone} that are not there any more and is kept: delete it to replace it")
+    elif runs:
         records = [run.record for run in runs]
         kept = [small(record, part.injected) for record in records]
         head = _head(part, scale) | {"commands": [sweep.command for sweep in made], **_facts(records)}
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
-        write(data_path(part, scale, out), PartEvidence(head, tuple(runs)), kept)
-    return told
-
-
-def _would_lose(part: Part, scale: str, out: Path, runs: Sequence[KeptRun]) -> str:
-    """Why the data that are there must not be replaced by those of `runs`; empty where they may be."""
-    path = data_path(part, scale, out)
-    if not path.exists():
-        return ""
-    try:
-        known = {_key(run) for run in read(path, part, scale).runs if run.record.ended}
-    except ConfigError as error:
-        return f"{error}: it stays as it is"
-    gone = len(known - {_key(run) for run in runs})
-    return f"{shown(path)} has {gone} of the others and stays as it is" if gone else ""
+        write(path, PartEvidence(head, tuple(runs)), kept)
+    return "; ".join(faults)
 
 
 def _key(run: KeptRun) -> tuple[object, ...]:
     return run.setting, run.arm, run.lr, run.seed
 
 
-def compute(part: Part, scale: str, out: Path) -> str:
+def compute(part: Part, scale: str, out: Path) -> None:
     """Compute the values of a part that trains nothing, and write them. OSError where that cannot be done."""
     began = time.monotonic()
     values = _values(part, scale)
     head = _head(part, scale) | {
         "commands": [f"python -m stability_lab reproduce {part.name} --part {part.part} --scale {scale}"],
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": _versions(),
+        "versions": {"stability_lab": __version__, "torch": version("torch"), "python": platform.python_version()},
         "seconds": round(time.monotonic() - began, 1),
     }
     write(data_path(part, scale, out), PartEvidence(head, values=values))
-    return ""
 
 
 def _head(part: Part, scale: str) -> dict[str, Any]:
@@ -85,19 +71,15 @@ def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:
         from stability_lab.reproduction.numbers import numbers
 
         return numbers()
-    from hydra import initialize_config_dir
-
-    from stability_lab.compose import compose_job
     from stability_lab.reproduction.growth import growth
 
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        config = compose_job(["trainer.device=cpu"]).config
+    (composed,) = compose_jobs(read_command_line(["trainer.device=cpu"]))
     at = part.at(scale)
-    return growth(config, at.widths, at.layers, at.tokens, at.seeds)
+    return growth(composed.config, at.widths, at.layers, at.tokens, at.seeds)
 
 
 def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Of the runs as a whole: when, on what, with what, and how long. Where they differ all values are named."""
+    """Date, device, versions and seconds of the runs together. Values that differ are all listed."""
 
     def all_of(group: str, key: str) -> str | None:
         groups = (record.manifest.get(group) for record in records)
@@ -116,12 +98,6 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "git": all_of("git", "revision"),
         "seconds": round(sum(seconds), 1),
     }
-
-
-def _versions() -> dict[str, str]:
-    import torch
-
-    return {"stability_lab": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _draw(part: Part, runs: Sequence[KeptRun], kept: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:

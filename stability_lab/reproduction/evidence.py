@@ -1,7 +1,7 @@
-"""What the verdicts of a part rest on: of each run a few kilobytes, or computed values.
+"""The evidence of a part: a few kilobytes of each run, or computed values.
 
-What is kept of a run is a small copy of its files in their own layout, so that what reads runs elsewhere reads it too.
-Computed values have names and are a number, or one number a seed.
+A kept run is a small copy of the run's files in their own layout, so that code for runs reads it too. A computed value
+has a name and is one number, or one number for each seed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.text import shown
-from stability_lab.tracking.run_files import EVENTS, METRICS
 
-# Of the columns `final` and of the gradient norm's definitions, what tables and claims use.
+# What tables and claims use.
 _DEFINITIONS = ("olmo2", "olmo_core", "robust")
 _MANIFEST = ("created", "device", "threads", "precision", "attention", "fingerprint")
 _DATA = ("fingerprint", "first_batch", "last_batch", "validation")
 _LAYERS = ("act/rms/L", "attn/entropy/L")
-_SERIES = ("train/loss", "optim/grad_norm")
 _BEFORE = 20  # steps with which an injected one is compared
-_LAST = 20  # steps whose mean stands for the end of a series
+_LAST = 20  # steps at the end of a series that are averaged
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class KeptRun:
     record: RunRecord
 
     def metric(self, name: str) -> float | None:
-        """A finite final or derived value; None where the run has none, or diverged."""
+        """A finite final or derived value; None if the run has none, or diverged."""
         value = None if self.record.diverged else self.record.metric(name)
         return value if value is not None and math.isfinite(value) else None
 
@@ -53,7 +50,7 @@ class PartEvidence:
 
 
 def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
-    """The part of a run's files that is kept, with what is derived from its series."""
+    """The kept part of a run's files, with the values that are derived from its series."""
     manifest, summary = record.manifest, record.summary
     data = manifest.get("data")
     scores = {
@@ -75,29 +72,8 @@ def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
     }
 
 
-def torn(record: RunRecord) -> str:
-    """What is missing in the logs of a run that has ended, on which derived values rest; empty where nothing is."""
-    for name in (METRICS, EVENTS):
-        if not (record.path / name).is_file():
-            return f"{shown(record.path / name)} is missing"
-    series = record.series("step", *_SERIES)
-    steps = series.pop("step")
-    there, made = len(np.unique(steps[np.isfinite(steps)])), record.metric("steps") or 0
-    if there < made:
-        return f"{shown(record.path / METRICS)} has {there:,} of {made:,.0f} steps"
-    for name, values in series.items():
-        holes = int(np.isnan(values).sum())
-        if holes > (record.metric("skipped_steps") or 0) and not record.diverged:
-            return f"{shown(record.path / METRICS)} has {holes:,} steps without {name}"
-    counts = record.summary.get("events")
-    for name, count in counts.items() if isinstance(counts, Mapping) else ():
-        if (found := len(record.events(str(name)))) != count:
-            return f"{shown(record.path / EVENTS)} has {found} of {count} events {shown(name)}"
-    return ""
-
-
 def by_delta(summary: Mapping[str, Any], delta: float) -> dict[str, Any]:
-    """The summary of a run with the verdict by this D, where the run says it."""
+    """The summary of a run with its verdict by this D, if the run has one."""
     summary = dict(summary)
     if (verdict := (summary.get("sensitivity") or {}).get(f"{delta:g}")) is not None:
         summary["verdict"] = verdict
@@ -106,7 +82,7 @@ def by_delta(summary: Mapping[str, Any], delta: float) -> dict[str, Any]:
 
 
 def _kept(final: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a layer's own values only what pages show."""
+    """`final` without the values of single layers that no page shows."""
     return {name: value for name, value in final.items() if "/L" not in name or name.startswith(_LAYERS)}
 
 
@@ -115,7 +91,7 @@ def _counts(score: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
-    """Scalars of the series of a run, each left out where the run does not give it."""
+    """Scalars from the series of a run; one that the run does not give is left out."""
     series = record.series("step", "optim/grad_norm", "train/log_z_mean", "train/loss")
     norm, log_z, losses = series["optim/grad_norm"], series["train/log_z_mean"], series["train/loss"]
     found: dict[str, float] = {}

@@ -7,28 +7,24 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stability_lab import __version__
 from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
-from stability_lab.config import ConfigError, from_plain
+from stability_lab.config import from_plain
 from stability_lab.machine.cores import cores
 from stability_lab.reproduction.catalogue import Part
-from stability_lab.reproduction.datafile import damage
-from stability_lab.reproduction.evidence import KeptRun, torn
-from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, read_object
-from stability_lab.text import shown
+from stability_lab.reproduction.evidence import KeptRun
+from stability_lab.run.folder import MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.tracking.manifest import fingerprint
-from stability_lab.tracking.run_files import METRICS
 
 if TYPE_CHECKING:
     from stability_lab.run.cost import Timing
 
 RUNS = "outputs/reproduction"
-UNFINISHED = ("running", "failed", "interrupted")
-# Where no GPU is at hand to measure on: this part of an H200's dense bf16 peak, and for a small model the time in which
-# its kernels are launched. Assumptions, and printed as such.
+# Without a GPU to measure on, the plan assumes this share of an H200's dense bf16 peak, and for a small model this time
+# to launch its kernels. The plan prints both as assumptions.
 ASSUMED_SHARE = 0.3
 ASSUMED_STEP_S = 0.01
 H200_FLOPS = 989e12
@@ -66,9 +62,9 @@ def group_of(part: Part, scale: str) -> str:
 
 
 def sweeps(part: Part, scale_name: str) -> list[Sweep]:
-    """All of a part, in the order in which they run. ConfigError where the part has not that scale."""
+    """The sweeps of a part in the order in which they run. ConfigError if the part lacks this scale."""
     scale = part.at(scale_name)
-    workers = _workers(scale_name, scale.workers)
+    workers = workers_of(part, scale_name)
     # One thread, however many workers there are: one and two threads round differently.
     device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
     # repr: a rate of `1` would be an int, and another run by its fingerprint.
@@ -78,7 +74,7 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     made = []
     for setting, setting_words in part.settings_at(scale_name).items():
         for arm, arm_words in part.arms.items():
-            words = [f"+experiment={scale.experiment}", *scale.overrides, *setting_words, *arm_words, *device]
+            words = [*scale.overrides, *setting_words, *arm_words, *device]
             (composed,) = compose_jobs(read_command_line(words))
             jobs = [_job(arm, setting, lr, seed, composed) for lr in scale.lrs or (None,) for seed in scale.seeds]
             made.append(Sweep(("-m", *words, *axes, *launcher), tuple(jobs)))
@@ -86,110 +82,65 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
 
 
 def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> PlannedRun:
-    """Composing takes a quarter of a second, and rates and seeds are plain values of what was composed."""
+    """Composing takes a quarter of a second, so rates and seeds are set in what was composed once."""
     plain = {**composed.plain, "seed": seed}
     if lr is not None:
         plain["optimizer"] = {**plain["optimizer"], "lr": lr}
     return PlannedRun(arm, setting, lr, seed, composed._replace(config=from_plain(plain), plain=plain))
 
 
-def workers_of(part: Part, scale_name: str) -> int:
-    return _workers(scale_name, part.at(scale_name).workers)
+def finished(part: Part, scale: str, made: Sequence[Sweep]) -> dict[str, RunRecord]:
+    """The runs of these sweeps that have a result, by fingerprint: those that `train` would not make again.
 
-
-@dataclass(frozen=True)
-class There:
-    """What lies in a part's folder: runs with a result, and a sentence on each that has one but is damaged, which
-    `train` takes for finished and does not make again."""
-
-    runs: Mapping[str, RunRecord]  # by fingerprint
-    faults: Mapping[str, str]
-
-    def left(self, sweeps: Sequence[Sweep]) -> list[PlannedRun]:
-        """What `train` would still do."""
-        done = {*self.runs, *self.faults}
-        return [job for sweep in sweeps for job in sweep.jobs if job.digest not in done]
-
-
-def there(part: Part, scale: str, made: Sequence[Sweep]) -> There:
-    """Runs of an earlier form of the part do not count."""
-    folder = Path(RUNS) / group_of(part, scale)
-    wanted = {job.digest for sweep in made for job in sweep.jobs}
-    runs, faults = {}, {}
+    ConfigError where the files of one cannot be read.
+    """
+    folder, wanted, runs = Path(RUNS) / group_of(part, scale), {job.digest for job in _jobs(made)}, {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        known = read_object(path / MANIFEST).get("fingerprint")
-        # Without it, `train` goes by the folder's name.
-        digest = known or next((digest for digest in wanted if f"_{digest[:8]}" in path.name), None)
-        if digest not in wanted or _unfinished(path):
-            continue
-        try:
-            run = read_run(path)
-            if why := _fault(run, digest):
-                faults[digest] = why
-            else:
-                runs[digest] = run
-        except ConfigError as error:
-            faults[digest] = str(error)
-    told = "{}: delete the folder, and the same command makes the run again"
-    return There(runs, {digest: told.format(why) for digest, why in faults.items() if digest not in runs})
+        digest = read_object(path / MANIFEST).get("fingerprint")
+        if digest in wanted and is_finished(read_object(path / SUMMARY)):
+            runs[digest] = read_run(path)
+    return runs
 
 
-def _unfinished(path: Path) -> bool:
-    """Will `train` go on with it, or begin anew? A run that has logged a step has a summary as well."""
-    if not (path / SUMMARY).exists():
-        return not (path / METRICS).is_file() or not (path / METRICS).stat().st_size
-    return read_object(path / SUMMARY).get("status") in UNFINISHED
-
-
-def _fault(run: RunRecord, digest: str) -> str:
-    """Why a run that has ended is not what its name says; empty where it is."""
-    if run.manifest.get("fingerprint") != digest:
-        return f"{shown(run.path / MANIFEST)} has no fingerprint, or is missing"
-    if fingerprint(run.config, __version__) != digest:
-        return f"{shown(run.path / CONFIG)} is not the configuration that was run"
-    if not run.ended:
-        return f"{shown(run.path / SUMMARY)} does not say how the run ended"
-    return damage(run) or torn(run)
+def unfinished(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[PlannedRun]:
+    return [job for job in _jobs(made) if job.digest not in done]
 
 
 def collected(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[KeptRun]:
-    return [
-        KeptRun(job.arm, job.setting, job.lr, job.seed, done[job.digest])
-        for sweep in made
-        for job in sweep.jobs
-        if job.digest in done
-    ]
+    jobs = (job for job in _jobs(made) if job.digest in done)
+    return [KeptRun(job.arm, job.setting, job.lr, job.seed, done[job.digest]) for job in jobs]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Of the runs that are still to be made: seconds with all workers, and how that is known."""
+def _jobs(made: Sequence[Sweep]) -> list[PlannedRun]:
+    return [job for sweep in made for job in sweep.jobs]
+
+
+class Estimate(NamedTuple):
+    """The seconds that the missing runs will take with all workers, and how that is known."""
 
     seconds: float
     how: str
-    here: bool = True  # by what this machine does
+    here: bool = True  # from what this machine does
 
 
 def estimate(
-    made: Sequence[Sweep],
-    there: There,
+    left: Sequence[PlannedRun],
+    done: Mapping[str, RunRecord],
     workers: int,
-    scale: str,
     known: MutableMapping[str, Timing],
 ) -> Estimate:
-    """From the speed of runs that are there, else from a few steps of one run here; without a GPU, those that need one
-    from their FLOPs. `known` keeps what was measured: parts that share a base share its speed."""
-    left = there.left(made)
+    """The time of `left`: from the speed of the runs in `done`, else from a few steps of one run here, or from FLOPs if
+    that needs a GPU and there is none. `known` keeps measurements, because parts that share a base share its speed."""
     if not left:
-        return Estimate(0.0, "what is not there is damaged" if there.faults else "all runs are there")
-    if speeds := [speed for run in there.runs.values() if (speed := run.metric("tokens_per_s"))]:
+        return Estimate(0.0, "all runs are there")
+    if speeds := [speed for run in done.values() if (speed := run.metric("tokens_per_s"))]:
         seconds = sum(tokens_of(job) for job in left) / median(speeds)
         return Estimate(seconds / workers, "from the speed of the runs that are there")
-    from stability_lab.run.cost import measure, scaled, speed_key
+    from stability_lab.run.cost import measure, scaled, seconds_of_run, speed_key
 
+    flops = [flops_and_parameters(job)[0] * tokens_of(job) for job in left]
     first = left[0].composed.config
-    flops = [flops_of(job) for job in left]
-    if scale != "cpu" and not _has_cuda():
+    if first.trainer.device == "cuda" and not _has_cuda():
         seconds = sum(
             max(total / (ASSUMED_SHARE * H200_FLOPS), ASSUMED_STEP_S * _micro_steps(job))
             for job, total in zip(left, flops, strict=True)
@@ -202,13 +153,11 @@ def estimate(
     key = speed_key(first)
     if key not in known:
         known[key] = measure(first)
-    timing, seconds = known[key], 0.0
-    for job, total in zip(left, flops, strict=True):
-        steps = job.composed.config.trainer.max_steps
-        own = scaled(timing, flops[0] / first.trainer.max_steps, total / steps)
-        seconds += timing.build_s + own.first_s + steps * own.step_s + 2 * own.eval_s
-        every = job.composed.config.diagnostics.probe_every
-        seconds += own.probe_s * (1 + (steps // every if every else 1))
+    per_step = [total / job.composed.config.trainer.max_steps for job, total in zip(left, flops, strict=True)]
+    timings = [scaled(known[key], per_step[0], own) for own in per_step]
+    seconds = sum(
+        sum(seconds_of_run(job.composed.config, timing).values()) for job, timing in zip(left, timings, strict=True)
+    )
     return Estimate(seconds / workers, "from a few steps of its first run on this machine")
 
 
@@ -222,28 +171,28 @@ def _micro_steps(job: PlannedRun) -> int:
     return t.max_steps * t.grad_accum_steps
 
 
-def flops_of(job: PlannedRun) -> float:
-    return float(flops_and_parameters(job)[0]) * tokens_of(job)
-
-
 def flops_and_parameters(job: PlannedRun) -> tuple[int, int]:
-    """FLOPs a token and unique parameters, from the model on the meta device; no data is read."""
+    """FLOPs a token and unique parameters, from the model on the meta device; no data is read.
+
+    The tokenizer must be one that knows the size of its vocabulary before it has seen text.
+    """
     import torch
 
-    from stability_lab.build import build_model, build_stabilizers, fill_seams
+    from stability_lab.build import build_model, build_stabilizers, fill_seams, instantiate
     from stability_lab.model.transformer import parameter_counts
     from stability_lab.run.cost import flops_per_token
 
     config = job.composed.config
     config = replace(config, trainer=replace(config.trainer, device="cpu"))
-    vocab = 50_257 if "Gpt2" in str(config.tokenizer.get("_target_")) else 257
+    vocab_size = instantiate(config.tokenizer, "tokenizer").vocab_size
     with torch.device("meta"):
-        model = build_model(config, vocab, fill_seams(build_stabilizers(config)))
+        model = build_model(config, vocab_size, fill_seams(build_stabilizers(config)))
     return flops_per_token(model), parameter_counts(model)["total"]
 
 
-def _workers(scale: str, most: int | None) -> int:
+def workers_of(part: Part, scale: str) -> int:
     """On a GPU runs follow each other; on a CPU each core has one, with one thread."""
+    most = part.at(scale).workers
     if scale != "cpu" or not plugin_installed("hydra_joblib_launcher"):
         return 1
     return cores() if most is None else min(most, cores())

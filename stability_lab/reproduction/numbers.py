@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from stability_lab.compose import compose_job
+from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.model.attention import logit_stats
 from stability_lab.model.rope import sinusoidal_table
 from stability_lab.objective.loss import language_model_loss
@@ -44,7 +44,7 @@ def _zloss() -> Iterator[tuple[str, float]]:
         yield f"logz_{name}", sums.log_z.item()
         yield f"zloss_{name}", sums.terms[0].item()
     for name, log_z in (("above", 5.0), ("below", -5.0)):
-        # With the penalty less without it; a shift of all logits by s changes log Z by s.
+        # The slope with the penalty minus the slope without it; a shift of all logits by s changes log Z by s.
         logits = torch.full((1, 8), log_z, dtype=torch.float64) - torch.tensor(8.0, dtype=torch.float64).log()
         slopes = []
         for terms in ([term], []):
@@ -85,7 +85,7 @@ def _soft_cap() -> Iterator[tuple[str, float]]:
 
 
 def _recipes() -> Iterator[tuple[str, float]]:
-    """What the recipes of this package, which have a source for each value, hold."""
+    """Values of this package's recipes, each of which has a source."""
     olmo2, gemma2 = _stabilizers("olmo2"), _stabilizers("gemma2")
     yield "olmo2_zloss_weight", float(olmo2["zloss"]["weight"])
     yield "olmo2_has_cap", float("softcap" in olmo2 or "final_softcap" in olmo2)
@@ -95,12 +95,8 @@ def _recipes() -> Iterator[tuple[str, float]]:
 
 
 def _stabilizers(recipe: str) -> dict[str, dict[str, float]]:
-    from hydra import initialize_config_dir
-
-    from stability_lab.config import config_dir
-
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose_job([f"+recipe={recipe}"]).config.stabilizer
+    (composed,) = compose_jobs(read_command_line([f"+recipe={recipe}"]))
+    return composed.config.stabilizer
 
 
 def _dot_products() -> Iterator[tuple[str, Value]]:
@@ -166,7 +162,7 @@ def _norm(name: str, n: int) -> nn.Module:
 
 
 def _rank(norm: nn.Module, x: Tensor) -> float:
-    """Of the Jacobian at `x`; a singular value below 1e-9 of the size that entries of x have is none."""
+    """Rank of the Jacobian at `x`; singular values below 1e-9 count as 0."""
     jacobian = torch.autograd.functional.jacobian(norm, x)
     assert isinstance(jacobian, Tensor)
     return float(torch.linalg.matrix_rank(jacobian, atol=1e-9).item())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stability_lab.compare.ladders import Ladder
@@ -12,12 +13,12 @@ from stability_lab.compare.statistics import t_interval
 from stability_lab.compare.tables import MISSING, Table, escape_markdown, markdown_table
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
 from stability_lab.reproduction.claim_verdicts import VERDICTS, Finding
-from stability_lab.reproduction.claims import NOT_BUILT, Judged, judge, ladder_of
+from stability_lab.reproduction.claims import NOT_BUILT, Decided, decide, ladder_of
 from stability_lab.reproduction.datafile import data_path, read
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 Found = Mapping[tuple[str, str], PartEvidence]  # (part, scale) -> evidence
-# Of a difference in a metric; those that are missing are pure numbers.
+# Units of a difference; a metric that is not listed is a pure number.
 _UNITS = {
     "val/loss": "nats",
     "abs_log_z": "nats",
@@ -25,55 +26,53 @@ _UNITS = {
     **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
 }
 _TESTED = ("/decision.png", "/differences.png")
-_FAMILY = "A filled mark is significant by Holm's rule among the differences of its figure; claims are another family."
+_FAMILY = "A filled mark is significant by Holm's rule over the differences of its figure; claims are corrected apart."
 
 
-def load(
-    reproduction: Reproduction, out: Path, without: Collection[tuple[str, str]] = ()
-) -> dict[tuple[str, str], PartEvidence]:
-    """The data below `out`, besides those that are to be replaced; ConfigError for a damaged file."""
+def load(reproduction: Reproduction, out: Path) -> dict[tuple[str, str], PartEvidence]:
+    """The data below `out`; ConfigError for a damaged file."""
     found = {}
     for part in reproduction.parts.values():
         for scale in part.scales:
             path = data_path(part, scale, out)
-            if (part.part, scale) not in without and path.exists():
+            if os.path.exists(path):  # Path.exists raises where a name is too long
                 found[part.part, scale] = read(path, part, scale)
     return found
 
 
-def lost(text: str, found: Collection[tuple[str, str]]) -> list[str]:
-    """Parts, with their scale, of which a page of ours shows results and no data are there any more."""
+def lost(text: str, found: Found) -> list[str]:
+    """Parts, with their scale, that a page of ours shows and that have no data any more."""
     parts = [section.partition("\n")[::2] for section in text.split("\n## ")[1:]]
     shown = [(part, scale) for part, body in parts for scale in SCALES if f"\n`{scale}`, " in body]
     return [f"{part} at {scale}" for part, scale in shown if (part, scale) not in found]
 
 
 def page(reproduction: Reproduction, found: Found) -> str:
-    """Markdown: every part with its claims, those that were not run too."""
+    """Markdown of all parts and claims; a part that was not run says so."""
     blocks = [f"# {reproduction.name}", _sentence(reproduction.about)]
     verdicts: Counter[str] = Counter()
-    not_built: set[str] = set()  # a method that is not built is one, in however many parts it would be tried
+    not_built: set[str] = set()  # a method counts once, in however many parts it would be tried
     bodies = []
     for part in reproduction.parts.values():
         bodies.append(f"## {part.part}\n\n{escape_markdown(part.question)}")
         scales = [scale for scale in SCALES if (part.part, scale) in found]
         for scale in scales or [None]:
             evidence = None if scale is None else found[part.part, scale]
-            judged = judge(part, claims_of(part), evidence)
-            verdicts.update(j.finding.verdict for j in judged if j.finding.verdict != NOT_BUILT)
-            not_built.update(j.claim.id for j in judged if j.finding.verdict == NOT_BUILT)
-            bodies.append(_body(part, scale, evidence, judged))
+            decided = decide(part, claims_of(part), evidence)
+            verdicts.update(j.finding.verdict for j in decided if j.finding.verdict != NOT_BUILT)
+            not_built.update(j.claim.id for j in decided if j.finding.verdict == NOT_BUILT)
+            bodies.append(_body(part, scale, evidence, decided))
     verdicts[NOT_BUILT] = len(not_built)
     counted = [name for name in VERDICTS if verdicts[name]] + sorted(set(+verdicts) - set(VERDICTS))
     blocks.append("Verdicts: " + ", ".join(f"{verdicts[name]} {name}" for name in counted) + ".")
     return "\n\n".join([*blocks, *bodies]) + "\n"
 
 
-def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
-    """Claim, published value, ours with its interval, scale, verdict; numbers in brackets are those of the notes."""
-    notes = _notes(judged)
+def claim_table(part: Part, scale: str, decided: Sequence[Decided]) -> Table:
+    """Claim, published value, our value with its interval, scale, verdict; numbers in brackets refer to the notes."""
+    notes = _notes(decided)
     rows = []
-    for j in judged:
+    for j in decided:
         marks = "".join(f" [{notes[text]}]" for text in j.claim.caveats)
         ours = " ".join(word for word in (shown(j.finding), _unit(part, j)) if word)
         rows.append((j.claim.statement + marks, j.claim.printed, ours, scale, _verdict(j.finding), j.claim.where))
@@ -81,25 +80,25 @@ def claim_table(part: Part, scale: str, judged: Sequence[Judged]) -> Table:
     return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
 
 
-def _notes(judged: Sequence[Judged]) -> dict[str, int]:
-    """The claims' caveats, numbered in their order."""
-    return {text: n for n, text in enumerate(dict.fromkeys(text for j in judged for text in j.claim.caveats), 1)}
+def _notes(decided: Sequence[Decided]) -> dict[str, int]:
+    """Caveat -> its number; they are numbered in the order of the claims."""
+    return {text: n for n, text in enumerate(dict.fromkeys(text for j in decided for text in j.claim.caveats), 1)}
 
 
-def _unit(part: Part, judged: Judged) -> str:
-    """What the number in the column `ours` counts."""
-    test, finding = judged.claim.test, judged.finding
+def _unit(part: Part, decided: Decided) -> str:
+    """The unit of the column `ours`."""
+    test, finding = decided.claim.test, decided.finding
     if finding.value is None and finding.low is None:
         return ""
     if test["kind"] == "printed":
-        return f"{judged.claim.unit}, of the printed values"
+        return f"{decided.claim.unit}, of the printed values"
     by_kind = {"lr_sensitivity": "nats", "stable_lr": "times", "spikes": "percent"}
     by_metric = _UNITS.get(test.get("metric", part.metric), "") if part.compute is None else ""
     return by_kind.get(test["kind"], by_metric)
 
 
 def shown(finding: Finding) -> str:
-    """`-0.031 [-0.044, -0.018]`, as far as there is an interval, or as there is a middle."""
+    """`-0.031 [-0.044, -0.018]`; the value or the interval alone where the other is missing."""
     if finding.low is None or finding.high is None:
         # Enough digits to see the tolerance of every exact claim.
         return MISSING if finding.value is None else _number(finding.value, 5)
@@ -107,13 +106,13 @@ def shown(finding: Finding) -> str:
     return interval if finding.value is None else f"{_number(finding.value, 3)} {interval}"
 
 
-def _body(part: Part, scale: str | None, evidence: PartEvidence | None, judged: Sequence[Judged]) -> str:
+def _body(part: Part, scale: str | None, evidence: PartEvidence | None, decided: Sequence[Decided]) -> str:
     blocks = []
     if evidence is None or scale is None:
         blocks.append("Not run yet at any scale.")
     else:
         blocks += _how(part, scale, evidence)
-    blocks.append(markdown_table(claim_table(part, scale or MISSING, judged)))
+    blocks.append(markdown_table(claim_table(part, scale or MISSING, decided)))
     if evidence is not None and (figures := evidence.head.get("figures")):
         blocks += [_picture(part, str(path)) for path in figures]
         if any(path.endswith(_TESTED) for path in figures):
@@ -124,16 +123,16 @@ def _body(part: Part, scale: str | None, evidence: PartEvidence | None, judged: 
             blocks.append(markdown_table(steps))
     if evidence is not None and (computed := _computed(evidence)):
         blocks.append(markdown_table(computed))
-    if notes := _notes(judged):
+    if notes := _notes(decided):
         blocks.append("\n".join(f"{n}. {escape_markdown(text)}" for text, n in notes.items()))
     return "\n\n".join(blocks)
 
 
 def runs_missing(part: Part, scale: str, evidence: PartEvidence | None) -> str:
-    """A sentence where runs of the part have no result."""
+    """A sentence if runs of the part have no result; otherwise empty."""
     planned = len(part.runs_at(scale))
     there = planned if evidence is None else sum(run.record.ended for run in evidence.runs)
-    return f"Not whole: {there} of {planned} runs have a result." if there < planned else ""
+    return f"Incomplete: {there} of {planned} runs have a result." if there < planned else ""
 
 
 def _picture(part: Part, path: str) -> str:
@@ -142,7 +141,7 @@ def _picture(part: Part, path: str) -> str:
 
 
 def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
-    """Date, device, time, versions and commands; the runs, where some are missing; what settings and D are."""
+    """Date, device, time, versions, commands, missing runs, settings and D."""
     head = evidence.head
     commands = "\n".join(map(str, head.get("commands") or []))
     versions = head.get("versions")
@@ -158,7 +157,7 @@ def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
     facts = [f"Settings: {escape_markdown('; '.join(settings))}."] if settings else []
     if evidence.runs:
         rise = f"{part.delta:g} nat{'' if part.delta == 1 else 's'}"
-        facts.append(f"A finite run counts as diverged where its loss ends {rise} above its lowest level.")
+        facts.append(f"A finite run counts as diverged if its loss ends {rise} above its lowest level.")
     return blocks + [" ".join(facts)] * bool(facts)
 
 
@@ -180,7 +179,7 @@ def _measured(part: Part, evidence: PartEvidence) -> Table:
 
 
 def _expanded(word: str, evidence: PartEvidence) -> list[str]:
-    """`act/rms/*` as one name a layer."""
+    """`act/rms/*` -> one name for each layer; another name stays as it is."""
     if not word.endswith("*"):
         return [word]
     finals = (run.record.summary.get("final") or {} for run in evidence.runs)
@@ -188,7 +187,7 @@ def _expanded(word: str, evidence: PartEvidence) -> list[str]:
 
 
 def _computed(evidence: PartEvidence) -> Table | None:
-    """Means of what was computed for several seeds."""
+    """Means of the values that were computed for several seeds."""
     lists = {name: values for name, values in evidence.values.items() if isinstance(values, list)}
     rows = tuple((name, str(len(values)), _mean(values)) for name, values in sorted(lists.items()))
     return Table("Computed", ("value", "seeds", "mean"), rows) if rows else None

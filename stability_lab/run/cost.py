@@ -200,6 +200,22 @@ def measure(config: TrainConfig) -> Timing:
     return Timing(build_s, first_s, step_s, eval_s, probe_s, len(times), how, peak_bytes(device))
 
 
+def count(every: int | None, steps: int) -> int:
+    """How often the loop does within its steps what it does before the first, every so many, and after the last."""
+    return 2 if every is None else 1 + -(-steps // every)
+
+
+def seconds_of_run(config: TrainConfig, timing: Timing) -> dict[str, float]:
+    """Seconds of each part of a run."""
+    steps = config.trainer.max_steps
+    return {
+        "build": timing.build_s,
+        "steps": timing.first_s + (steps - 1) * timing.step_s,
+        "evaluations": count(config.trainer.eval_every, steps) * timing.eval_s,
+        "probes": count(config.diagnostics.probe_every, steps) * timing.probe_s,
+    }
+
+
 def mfu(device: str, precision: str, flops_per_s: float) -> float | None:
     """Share of the device's dense peak; None where that is not known."""
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":

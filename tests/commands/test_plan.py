@@ -22,7 +22,7 @@ from stability_lab.commands import plan
 from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.run import cost
-from stability_lab.run.cost import Timing, facts, mfu, speed_key
+from stability_lab.run.cost import Timing, count, facts, mfu, speed_key
 from stability_lab.training.loop import _due
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def test_mfu_only_where_the_peak_is_known() -> None:
 @pytest.mark.parametrize("every", [None, 1, 2, 5, 7, 20])
 @pytest.mark.parametrize("steps", [1, 6, 14])
 def test_counts_measurements_as_the_loop_does(every: int | None, steps: int) -> None:
-    assert plan._times(every, steps) == sum(_due(step, every, step == steps) for step in range(1, steps + 1))
+    assert count(every, steps) == 1 + sum(_due(step, every, step == steps) for step in range(1, steps + 1))
 
 
 def test_one_run_in_words_and_nothing_written(

@@ -14,6 +14,7 @@ from stability_lab.reproduction import catalogue
 TINY_PARTS: Mapping[str, Any] = {
     "tiny": {
         "about": "what takes seconds",
+        "sizes": {"cpu": ["scale=cpu", "model.n_layers=1", "data=synthetic", "trainer.eval_sequences=8"]},
         "default": ["norms"],
         "bundles": {"all": ["norms", "ladder"]},
         "parts": {
@@ -24,10 +25,9 @@ TINY_PARTS: Mapping[str, Any] = {
                 "show": ["grad_level", "log_injected_ratio"],
                 "scales": {
                     "cpu": {
-                        "experiment": "olmo2_cpu",
                         "overrides": [
-                            *("model.d_model=16", "model.n_layers=1", "model.seq_len=16", "trainer.max_steps=40"),
-                            *("trainer.micro_batch_size=4", "trainer.eval_sequences=8", "data=synthetic"),
+                            *("+experiment=olmo2", "model.d_model=16", "model.seq_len=16"),
+                            *("trainer.max_steps=40", "trainer.micro_batch_size=4"),
                         ],
                         "seeds": [0, 1],
                         "minutes": 1,
@@ -42,10 +42,9 @@ TINY_PARTS: Mapping[str, Any] = {
                 "pair": ["none", "qknorm"],
                 "scales": {
                     "cpu": {
-                        "experiment": "nvidia_cpu",
                         "overrides": [
-                            *("model.d_model=16", "model.n_layers=1", "model.seq_len=16", "trainer.max_steps=20"),
-                            *("trainer.micro_batch_size=4", "trainer.eval_sequences=8", "data=synthetic"),
+                            *("+experiment=nvidia", "model.d_model=16", "model.seq_len=16"),
+                            *("trainer.max_steps=20", "trainer.micro_batch_size=4"),
                         ],
                         "lrs": [0.003, 0.3],
                         "seeds": [0],

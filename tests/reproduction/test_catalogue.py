@@ -132,8 +132,17 @@ def test_rates_and_seeds_are_set_as_composing_sets_them() -> None:
 
 
 def test_each_preset_is_used() -> None:
-    used = {part.scales[scale].experiment for part, scale in RUN}
-    assert used == {path.stem for path in (config_dir() / "experiment").glob("*.yaml")}
+    used = {word.lstrip("+") for part, scale in RUN for word in part.scales[scale].overrides}
+    for group in ("experiment", "scale"):
+        presets = {f"{group}={path.stem}" for path in (config_dir() / group).glob("*.yaml")}
+        assert {word for word in used if word.startswith(f"{group}=")} == presets
+
+
+def test_a_part_may_set_what_all_parts_have_at_a_scale() -> None:
+    """The key stands once in the command, and the part's own value is the one."""
+    words = find("olmo2").parts["init"].at("h200").overrides
+    assert [word for word in words if word.startswith("trainer.max_steps=")] == ["trainer.max_steps=4000"]
+    assert "optimizer.lr=6e-3" in words
 
 
 def test_unknown_names_are_refused() -> None:

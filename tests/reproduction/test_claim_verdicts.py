@@ -97,12 +97,12 @@ def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() ->
     assert signed(fifth, -1, effect=-just).verdict == NOT_RESOLVABLE
     found = signed(d, -1, effect=-1.0)
     assert found.verdict == SAME
-    assert found.detail.endswith(" seeds; the published -1 is outside of the interval")
+    assert found.detail.endswith(" seeds; the published -1 is outside the interval")
     # Too few seeds for it, and yet it lies outside of what ours allow.
     assert d.low is not None
     few = signed(fifth, -1, effect=-next(effect for effect in np.arange(0.03, 0.1, 0.001) if -effect < d.low))
     assert few.verdict == NOT_RESOLVABLE
-    assert few.detail.endswith("is outside of the interval")
+    assert few.detail.endswith("is outside the interval")
     # A published difference inside of it is no news.
     assert signed(d, -1, effect=2 * d.value).detail.endswith("seeds")
     # What is resolved stays so, however small the published difference is.

@@ -12,7 +12,7 @@ import pytest
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.reproduction.catalogue import Claim, Part, PartScale, claims_of, find
 from stability_lab.reproduction.claim_verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
-from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, difference_of, judge, ladder_of
+from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, decide, difference_of, ladder_of
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 
@@ -53,8 +53,8 @@ def claim(kind: str, name: str = "n-x", **test: Any) -> Claim:
 
 
 def verdict(runs: Sequence[KeptRun], kind: str, part: Part = PART, **test: Any) -> str:
-    (judged,) = judge(part, [claim(kind, **test)], PartEvidence({}, tuple(runs)))
-    return judged.finding.verdict
+    (decided,) = decide(part, [claim(kind, **test)], PartEvidence({}, tuple(runs)))
+    return decided.finding.verdict
 
 
 def arms(a: Sequence[float], b: Sequence[float], **more: Any) -> list[KeptRun]:
@@ -103,21 +103,21 @@ def test_a_diverged_run_is_in_no_mean() -> None:
 def test_differences_are_corrected_for_their_number() -> None:
     runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
     one = [claim("difference", **TEST)]
-    alone = judge(PART, one, PartEvidence({}, tuple(runs)))
+    alone = decide(PART, one, PartEvidence({}, tuple(runs)))
     assert alone[0].finding.verdict == SAME_RESOLVED
-    many = judge(PART, one * 5, PartEvidence({}, tuple(runs)))
+    many = decide(PART, one * 5, PartEvidence({}, tuple(runs)))
     assert {j.finding.verdict for j in many} == {SAME}
 
 
 def test_the_learning_rate_is_named_by_its_place() -> None:
     def found(runs: Sequence[KeptRun], at: int) -> str:
-        (judged,) = judge(PART, [claim("difference", **TEST, at=at)], PartEvidence({"scale": "cpu"}, tuple(runs)))
-        return judged.finding.verdict
+        (decided,) = decide(PART, [claim("difference", **TEST, at=at)], PartEvidence({"scale": "cpu"}, tuple(runs)))
+        return decided.finding.verdict
 
     runs = [*arms(LOW, HIGH, lr=1e-3), *arms(HIGH, LOW, lr=1e-1)]
     assert found(runs, 0) == SAME_RESOLVED
     assert found(runs, -1) == CONTRADICTS
-    # Where no run has the last rate the claim is not judged at another.
+    # Where no run has the last rate the claim is not decided at another.
     assert found(runs[:6], -1) == NOT_RESOLVABLE
 
 
@@ -171,26 +171,26 @@ def test_a_sensitivity_up_to_a_learning_rate() -> None:
     runs = ladder({"a": [2.0, 2.1, 3.9], "b": [2.0, 2.5, 3.0]})
     evidence = PartEvidence({}, tuple(runs))
     for up_to, expected in ((1.0, (0.1 + 1.9 - 0.5 - 1.0) / 3), (1e-2, (0.1 - 0.5) / 2)):
-        (judged,) = judge(PART, [claim("lr_sensitivity", **TEST, up_to=up_to)], evidence)
-        assert judged.finding.value == pytest.approx(expected)
+        (decided,) = decide(PART, [claim("lr_sensitivity", **TEST, up_to=up_to)], evidence)
+        assert decided.finding.value == pytest.approx(expected)
 
 
 def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
     runs = arms([1.0, 1.0, 1.0], [1.01, 1.02, 1.012])
     absent = claim("difference", a="a", b="c", direction=-1)
-    first, *rest = judge(PART, [claim("difference", **TEST), *[absent] * 4], PartEvidence({}, tuple(runs)))
+    first, *rest = decide(PART, [claim("difference", **TEST), *[absent] * 4], PartEvidence({}, tuple(runs)))
     assert first.finding.verdict == SAME
     assert {j.finding.detail for j in rest} == {"c has no run with a result"}
     gap = [run for run in ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]}) if run.arm == "a" or run.lr != 1e-2]
-    (judged,) = judge(PART, [claim("lr_sensitivity", **TEST)], PartEvidence({}, tuple(gap)))
-    assert judged.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
+    (decided,) = decide(PART, [claim("lr_sensitivity", **TEST)], PartEvidence({}, tuple(gap)))
+    assert decided.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
     computed = dataclasses.replace(PART, arms={}, compute="growth")
     for test in (claim("samples", a="x", b="y", direction=1), claim("exact", value="y", printed=1, tolerance=0)):
         for values in ({"x": [1.0, 2.0]}, {}):
-            (judged,) = judge(computed, [test], PartEvidence({}, (), values))
-            assert judged.finding.verdict == NOT_RUN
+            (decided,) = decide(computed, [test], PartEvidence({}, (), values))
+            assert decided.finding.verdict == NOT_RUN
             named = test.test.get("value", "y" if values else "x")
-            assert judged.finding.detail == f"its data are older and have no {named}: run the part again"
+            assert decided.finding.detail == f"its data are older and have no {named}: run the part again"
 
 
 @pytest.mark.parametrize("kind", ["difference", "equivalence"])
@@ -198,8 +198,8 @@ def test_why_two_arms_cannot_be_compared(kind: str) -> None:
     more: dict[str, Any] = {"margin": 1} if kind == "equivalence" else {"direction": -1}
 
     def found(runs: Sequence[KeptRun], metric: str = "val/loss") -> tuple[str, str]:
-        (judged,) = judge(PART, [claim(kind, a="a", b="b", metric=metric, **more)], PartEvidence({}, tuple(runs)))
-        return judged.finding.verdict, judged.finding.detail
+        (decided,) = decide(PART, [claim(kind, a="a", b="b", metric=metric, **more)], PartEvidence({}, tuple(runs)))
+        return decided.finding.verdict, decided.finding.detail
 
     gone = [made_run("b", seed, None, status="diverged") for seed in range(3)]
     runs = arms(LOW, HIGH)
@@ -224,10 +224,10 @@ def test_an_interaction_is_the_change_of_an_effect() -> None:
     noise = {"none": [0, 0.01, 0.02], "first": [0.01, 0, 0.01], "second": [0, 0.02, 0], "both": [0.01, 0.01, 0]}
     runs = [made_run(arm, seed, loss + noise[arm][seed]) for arm, loss in losses.items() for seed in range(3)]
     test = {"factors": ["first", "second"], "arms": {arm: arm for arm in losses}, "direction": -1}
-    (judged,) = judge(PART, [claim("interaction", **test)], PartEvidence({}, tuple(runs)))
-    assert judged.finding.verdict == SAME_RESOLVED
+    (decided,) = decide(PART, [claim("interaction", **test)], PartEvidence({}, tuple(runs)))
+    assert decided.finding.verdict == SAME_RESOLVED
     # By seed, both + none - first - second of the noise: 0.01 - 0.01, 0.01 + 0.01 - 0.02, 0.02 - 0.01.
-    assert judged.finding.value == pytest.approx(1.6 + 2.0 - 2.1 - 2.1 + 0.01 / 3)
+    assert decided.finding.value == pytest.approx(1.6 + 2.0 - 2.1 - 2.1 + 0.01 / 3)
     assert verdict(runs[:9], "interaction", **test) == NOT_RESOLVABLE
     other = [made_run("second", seed, 2.1, batch="other") for seed in range(3)]
     assert verdict([*(run for run in runs if run.arm != "second"), *other], "interaction", **test) == NOT_RESOLVABLE
@@ -250,6 +250,6 @@ def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:
 
 def test_without_evidence_nothing_is_claimed() -> None:
     part = find("nvidia").parts["divergence"]
-    found = judge(part, claims_of(part), None)
+    found = decide(part, claims_of(part), None)
     assert {j.finding.verdict for j in found} == {NOT_RUN, NOT_BUILT}
     assert sum(j.finding.verdict == NOT_BUILT for j in found) == 6

@@ -1,8 +1,7 @@
-"""What is kept of a run, and that a damaged one is not."""
+"""What is kept of a run, and what is derived from its series."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.reproduction.evidence import small, torn
+from stability_lab.reproduction.evidence import small
 
 SCORE = {"score": 0.0, "n_spikes": 0, "n_scored": 10, "steps": []}
 NORMS = [2.0 + 0.01 * (step % 3) for step in range(1, 101)]
@@ -76,39 +75,3 @@ def test_what_is_derived_from_the_series(record: RunRecord) -> None:
 def test_what_a_run_does_not_give_is_left_out(record: RunRecord) -> None:
     (record.path / "metrics.jsonl").unlink()
     assert derived(record, (50,)).keys() & {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z"} == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "cut", "words"),
-    [
-        ("metrics.jsonl", slice(0, -1), "metrics.jsonl has 99 of 100 steps"),
-        ("metrics.jsonl", slice(0, 0), "metrics.jsonl has 0 of 100 steps"),
-        ("metrics.jsonl", None, "metrics.jsonl is missing"),
-        ("events.jsonl", None, "events.jsonl is missing"),
-        ("events.jsonl", slice(1, None), "events.jsonl has 1 of 2 events grad_norm_spike"),
-        ("events.jsonl", slice(0, 0), "events.jsonl has 0 of 2 events grad_norm_spike"),
-    ],
-)
-def test_a_run_whose_files_are_not_whole_is_told(record: RunRecord, name: str, cut: slice | None, words: str) -> None:
-    assert torn(record) == ""
-    path = record.path / name
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.unlink() if cut is None else path.write_text("".join(lines[cut]), encoding="utf-8")
-    assert words in torn(record)
-
-
-def test_a_column_without_numbers_is_told(record: RunRecord) -> None:
-    path = record.path / "metrics.jsonl"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"optim/grad_norm": 8.0', '"optim/grad_norm": "x"'), encoding="utf-8")
-    assert torn(record).endswith("metrics.jsonl has 1 steps without optim/grad_norm")
-    # A step that was skipped has none either, and a run that diverged ends without.
-    assert torn(dataclasses.replace(record, summary={**record.summary, "skipped_steps": 1})) == ""
-    assert torn(dataclasses.replace(record, summary={**record.summary, "status": "diverged"})) == ""
-
-
-def test_a_line_that_is_torn_is_told(record: RunRecord) -> None:
-    for name, words in (("events.jsonl", "has 0 of 1 events x"), ("metrics.jsonl", "has 99 of 100 steps")):
-        path = record.path / name
-        path.write_text(path.read_text(encoding="utf-8")[:-5] + "\n", encoding="utf-8")
-        assert torn(record).endswith(words)

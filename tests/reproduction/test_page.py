@@ -11,7 +11,7 @@ import pytest
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.reproduction.catalogue import Claim, Part, PartScale, Reproduction
 from stability_lab.reproduction.claim_verdicts import Finding
-from stability_lab.reproduction.claims import Judged
+from stability_lab.reproduction.claims import Decided
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 from stability_lab.reproduction.page import claim_table, page, shown
 
@@ -95,8 +95,8 @@ def test_missing_runs_and_settings_are_told() -> None:
 
     assert "Settings: small is model.d\\_model=64." in text(runs)
     assert rows(text(runs), "| arm | lr | seeds")[0].startswith("| none@small | 0.001 | 2 |")
-    assert "Not whole" not in text(runs)
-    assert "**Not whole: 3 of 4 runs have a result.**" in text(runs[:3])
+    assert "Incomplete" not in text(runs)
+    assert "**Incomplete: 3 of 4 runs have a result.**" in text(runs[:3])
 
 
 def test_a_mean_of_fewer_runs_says_so(text: str) -> None:
@@ -111,6 +111,6 @@ def test_claims_name_their_notes_and_units() -> None:
         Claim(f"n-{i}", ("p",), "less", {"text": "t"}, {"loss": "less"}, test, caveats=c) for i, c in enumerate(notes)
     ]
     found = [Finding("x", -0.5, -0.6, -0.4), Finding("not run yet")]
-    table = claim_table(part, "cpu", [Judged(*pair) for pair in zip(claims, found, strict=True)])
+    table = claim_table(part, "cpu", [Decided(*pair) for pair in zip(claims, found, strict=True)])
     assert [row[0] for row in table.rows] == ["less [1]", "less [2] [1]"]
     assert [row[2] for row in table.rows] == ["-0.5 [-0.6, -0.4] nats", "-"]
