@@ -168,20 +168,6 @@ def test_a_value_is_a_number_or_a_list_of_them(values: Any, tmp_path: Path) -> N
         read(path, NUMBERS, "cpu")
 
 
-def test_a_failed_write_leaves_what_was_there(run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path / "a.jsonl", run)
-    first = path.read_bytes()
-
-    def full(_: Path, content: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space"):
-        written(path, run, seconds=9)
-    assert path.read_bytes() == first
-    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
-
-
 def test_the_catalogue_plans_what_the_committed_data_hold() -> None:
     root = Path(__file__).parents[2] / "docs" / "reproduction"
     parts = [
