@@ -24,7 +24,7 @@ def short_name(config: TrainConfig) -> str:
     names = "+".join(sorted(config.stabilizer)) or "none"
     if len(names) > _LONGEST:
         names = f"{len(config.stabilizer)} stabilizers"
-    return f"{names} {config.optimizer.lr:g} s{config.seed}"
+    return f"{names} {config.lr:g} s{config.seed}"
 
 
 class Progress:
