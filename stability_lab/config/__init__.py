@@ -1,5 +1,7 @@
 """The configuration: its schema with bounds and roles, and what follows from a role."""
 
+# ruff: noqa: F401
+
 from stability_lab.config.roles import (
     ROLES,
     in_fingerprint,
@@ -27,29 +29,3 @@ from stability_lab.config.schema import (
     option,
     typed_fields,
 )
-
-__all__ = [
-    "OPEN_SETS",
-    "ROLES",
-    "ConfigError",
-    "InitConfig",
-    "ModelConfig",
-    "Parser",
-    "SamplingConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "check_bounds",
-    "config_dir",
-    "convert",
-    "from_plain",
-    "in_fingerprint",
-    "in_run_name",
-    "in_speed_key",
-    "in_suggestion",
-    "may_change_on_resume",
-    "option",
-    "role_of",
-    "schema_keys",
-    "tells_arms_apart",
-    "typed_fields",
-]

@@ -1,7 +1,8 @@
 """Typed schemas of the configuration and the checks that run before anything is created.
 
-The values live in `configs/`; the schemas say which keys exist, their types and their bounds. Sets that users
-extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and are checked in `plugins/`.
+Values live in `configs/`, with a comment on what each key means; the schemas say which keys exist, their types, bounds
+and roles. Sets that users extend (`stabilizer`, `data`, `tokenizer`, `tracking`) are `_target_` nodes and are checked
+in `plugins/`.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-# What a key decides. What follows from it for a run's fingerprint, name and so on is in `roles.py`.
-#   result   a weight or a metric           seed     the same, by chance alone
-#   machine  how it is computed, so that last bits may differ
-#   place    where things lie, what they are called       writing  what is written down, and when
+# What a key decides, from which `roles.py` answers who asks for it:
+#   result: a weight or a metric; seed: the same, by chance alone; machine: how it is computed, so that last bits may
+#   differ; place: where things lie and what they are called; writing: what is written down, and when.
 Role = Literal["result", "seed", "machine", "place", "writing"]
 
 
@@ -66,47 +66,47 @@ def option(default: Any, **bounds: Any) -> Any:
 
 @dataclass
 class ModelConfig:
-    name: str = _key()  # of the shape, for people
+    name: str = _key()
     d_model: int = _key(ge=1)
     n_layers: int = _key(ge=1)
     n_heads: int = _key(ge=1)
-    n_kv_heads: int | None = _key(ge=1)  # null: as many as n_heads
-    d_ff: int | None = _key(ge=1)  # null: 4 * d_model
+    n_kv_heads: int | None = _key(ge=1)
+    d_ff: int | None = _key(ge=1)
     seq_len: int = _key(ge=1)
-    vocab_size: int | None = _key(ge=2)  # null: the tokenizer's
-    pad_vocab_to: int | None = _key(ge=2)  # rows of embedding and head; the added ones never enter log Z
+    vocab_size: int | None = _key(ge=2)
+    pad_vocab_to: int | None = _key(ge=2)
     mlp: str = _key(one_of=("gelu", "swiglu"))
-    bias: bool = _key()  # of the linear layers
+    bias: bool = _key()
     tied_head: bool = _key()
     positions: str = _key(one_of=("rope", "learned", "sinusoidal", "none"))
     rope_theta: float = _key(gt=0)
     dropout: float = _key(ge=0, lt=1)
     attention: str = _key(one_of=("auto", "sdpa", "explicit", "flex"))
-    window: int | None = _key(ge=1)  # keys that a query sees, its own position among them; null: all before it
-    full_attention_every: int | None = _key(ge=1)  # with a window, every so-many-th layer sees all; null: none does
+    window: int | None = _key(ge=1)
+    full_attention_every: int | None = _key(ge=1)
     init: InitConfig = _key()
 
 
 @dataclass
 class InitConfig:
     scheme: str = _key(one_of=("normal", "gpt2", "mitchell", "fan_in"))
-    std: float = _key(gt=0)  # of `normal` and `gpt2`; the others follow from the shapes
-    truncate: float | None = _key(gt=0)  # in standard deviations; null: not truncated
+    std: float = _key(gt=0)
+    truncate: float | None = _key(gt=0)
 
 
 @dataclass
 class ScheduleConfig:
     name: str = _key(one_of=("cosine", "wsd", "constant"))
     warmup_steps: int = _key(ge=0)
-    final_lr_fraction: float = _key(ge=0, le=1)  # of the peak, for cosine and wsd
-    decay_fraction: float = _key(gt=0, le=1)  # wsd: share of the run that decays
+    final_lr_fraction: float = _key(ge=0, le=1)
+    decay_fraction: float = _key(gt=0, le=1)
 
 
 @dataclass
 class SamplingConfig:
     name: str = _key(one_of=("permutation", "random_window"))
-    mask_documents: bool = _key()  # attention does not look across the end of a document
-    mask_repeats: bool = _key()  # no loss on sequences with a repeated n-gram, as OLMo 2 (arXiv:2501.00656)
+    mask_documents: bool = _key()
+    mask_repeats: bool = _key()
 
 
 @dataclass
@@ -114,42 +114,41 @@ class TrainerConfig:
     max_steps: int = _key(ge=1, le=10**9)
     micro_batch_size: int = _key(ge=1)
     grad_accum_steps: int = _key(ge=1)
-    grad_clip: float | None = _key(gt=0)  # null: off; the norm is measured all the same
+    grad_clip: float | None = _key(gt=0)
     precision: str = _key(one_of=("fp32", "bf16", "fp16"))
     compile: str = _key("machine", one_of=("off", "block", "full"))
     device: str = _key("machine", one_of=("auto", "cpu", "cuda"))
-    threads: int | None = _key("machine", ge=1, le=1024)  # CPU threads; null: as many as torch takes
+    threads: int | None = _key("machine", ge=1, le=1024)
     deterministic: bool = _key("machine")
-    eval_every: int | None = _key(ge=1)  # null: only before and after the run
+    eval_every: int | None = _key(ge=1)
     eval_sequences: int = _key(ge=1)
     log_every: int = _key("writing", ge=1)
-    save_weights: bool = _key("writing")  # false: no checkpoints, so nothing to go on from
-    # steps; auto: about once a minute; null: at the end
+    save_weights: bool = _key("writing")
     checkpoint_every: int | Literal["auto"] | None = _key("writing", ge=1)
-    keep_checkpoints: int = _key("writing", ge=1)  # whole ones, the newest among them
+    keep_checkpoints: int = _key("writing", ge=1)
 
 
 @dataclass
 class DiagnosticsConfig:
-    probe_every: int | None = _key(ge=1)  # null: only before and after the run
+    probe_every: int | None = _key(ge=1)
     probe_sequences: int = _key(ge=1)
 
 
 @dataclass
 class StabilityConfig:
-    stop_on_divergence: bool = _key()  # a finite divergence ends the run, after a last evaluation
+    stop_on_divergence: bool = _key()
     on_nonfinite: str = _key(one_of=("stop", "skip", "warn"))
 
 
 @dataclass
 class SweepConfig:
-    strict: bool = _key("writing")  # a diverged run is an error too: exit code 3
-    fail_fast: bool = _key("writing")  # no further job starts after one that failed
+    strict: bool = _key("writing")
+    fail_fast: bool = _key("writing")
 
 
 @dataclass
 class DebugConfig:
-    inject: list[str] | None = _key()  # faults, `training/inject.py`
+    inject: list[str] | None = _key()
 
 
 @dataclass
@@ -157,21 +156,20 @@ class TrainConfig:
     """Everything that one run is made of; `build.py` turns it into objects."""
 
     seed: int = _key("seed", ge=0, le=2**62)
-    init_seed: int | None = _key("seed", ge=0, le=2**62)  # null: seed
-    data_seed: int | None = _key("seed", ge=0, le=2**62)  # null: seed
+    init_seed: int | None = _key("seed", ge=0, le=2**62)
+    data_seed: int | None = _key("seed", ge=0, le=2**62)
     output_dir: str = _key("place")
-    group: str | None = _key("place")  # folder below output_dir; null: "runs", or the sweep's name
-    run_name: str | None = _key("place")  # null: made from what varies
-    # null: new; in a sweep skip, which goes on with what is unfinished
+    group: str | None = _key("place")
+    run_name: str | None = _key("place")
     if_exists: str | None = _key("place", one_of=("new", "skip", "resume", "error", "overwrite"))
-    resume: str | None = _key("place")  # a run's folder: go on there, with its own configuration
+    resume: str | None = _key("place")
     model: ModelConfig = _key()
     stabilizer: dict[str, Any] = _key()
     data: dict[str, Any] = _key()
     tokenizer: dict[str, Any] = _key()
     sampling: SamplingConfig = _key()
     objective: dict[str, Any] = _key()
-    optimizer: dict[str, Any] = _key()  # with `lr`, the peak of the schedule
+    optimizer: dict[str, Any] = _key()
     schedule: ScheduleConfig = _key()
     trainer: TrainerConfig = _key()
     diagnostics: DiagnosticsConfig = _key()
