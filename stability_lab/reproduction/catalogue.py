@@ -133,10 +133,7 @@ def reproductions() -> Mapping[str, Reproduction]:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    return tuple(
-        Claim(**{**entry, "parts": tuple(entry["parts"]), "caveats": tuple(entry.get("caveats", ()))})
-        for entry in _read("published.yaml")
-    )
+    return tuple(Claim(**entry) for entry in _read("published.yaml"))
 
 
 def find(name: str) -> Reproduction:
@@ -152,33 +149,28 @@ def claims_of(part: Part) -> list[Claim]:
 
 
 def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
-    parts = {key: _part(name, key, part, node.get("sizes", {})) for key, part in node["parts"].items()}
-    bundles = {key: tuple(names) for key, names in node.get("bundles", {}).items()}
-    return Reproduction(name, node["about"], tuple(node["default"]), parts, bundles)
+    parts, sizes = {}, node.get("sizes", {})
+    for key, part in node["parts"].items():
+        scales = {scale: _scale(own, sizes.get(scale, ())) for scale, own in part["scales"].items()}
+        parts[key] = Part(**{**part, "name": name, "part": key, "scales": scales})
+    return Reproduction(name, node["about"], node["default"], parts, node.get("bundles", {}))
 
 
-def _part(name: str, key: str, node: Mapping[str, Any], sizes: Mapping[str, Sequence[str]]) -> Part:
-    lists = {field: tuple(node[field]) for field in ("show", "injected", "figures", "pair") if field in node}
-    axes = {field: _overrides(node[field]) for field in ("arms", "settings") if field in node}
-    scales = {scale: _scale(values, sizes.get(scale, ())) for scale, values in node["scales"].items()}
-    return Part(**{**node, "name": name, "part": key, **lists, **axes, "scales": scales})
-
-
-def _scale(node: Mapping[str, Any], size: Sequence[str]) -> PartScale:
-    """`size`: the overrides of all parts at this scale, of which the part may set some otherwise."""
-    lists = {key: tuple(value) for key, value in node.items() if isinstance(value, list)}
-    by_key = {word.partition("=")[0]: word for word in (*size, *lists.get("overrides", ()))}
-    lists["overrides"] = tuple(by_key.values())
-    settings = {"settings": _overrides(node["settings"])} if "settings" in node else {}
-    return PartScale(**{**node, **lists, **settings})
-
-
-def _overrides(node: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {str(label): tuple(words) for label, words in node.items()}
+def _scale(own: Mapping[str, Any], size: Sequence[str]) -> PartScale:
+    """`size`: the overrides of all parts at this scale; the part's own win."""
+    by_key = {word.partition("=")[0]: word for word in (*size, *own.get("overrides", ()))}
+    return PartScale(**{**own, "overrides": tuple(by_key.values())})
 
 
 def _read(name: str) -> Any:
-    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return _frozen(yaml.safe_load((HERE / name).read_text(encoding="utf-8")))
+
+
+def _frozen(node: Any) -> Any:
+    """Tuples instead of lists."""
+    if isinstance(node, dict):
+        return {key: _frozen(value) for key, value in node.items()}
+    return tuple(map(_frozen, node)) if isinstance(node, list) else node
 
 
 def _plain(value: float | str) -> str:

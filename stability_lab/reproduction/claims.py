@@ -215,8 +215,7 @@ def _at(part: Part, evidence: PartEvidence, test: Mapping[str, Any], where: str)
 
 
 def _runs(evidence: PartEvidence, where: str) -> list[KeptRun]:
-    arm, _, setting = where.partition("@")
-    return [run for run in evidence.runs if (run.arm, run.setting) == (arm, setting) and run.record.ended]
+    return [run for run in evidence.runs if run.place == where and run.record.ended]
 
 
 def _by_seed(runs: Sequence[KeptRun], metric: str) -> dict[int, float]:

@@ -34,6 +34,11 @@ class KeptRun:
     seed: int
     record: RunRecord
 
+    @property
+    def place(self) -> str:
+        """`arm`, or `arm@setting` if the part has settings."""
+        return f"{self.arm}@{self.setting}" if self.setting else self.arm
+
     def metric(self, name: str) -> float | None:
         """A finite final or derived value; None if the run has none, or diverged."""
         value = None if self.record.diverged else self.record.metric(name)
@@ -42,7 +47,7 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class PartEvidence:
-    """`head`: name, part, scale, commands, versions, seconds, date. Either runs or values."""
+    """`head` is the first line of a data file, see `datafile.py`. The rest is either runs or values."""
 
     head: Mapping[str, Any]
     runs: tuple[KeptRun, ...] = ()

@@ -107,25 +107,17 @@ def shown(finding: Finding) -> str:
 
 
 def _body(part: Part, scale: str | None, evidence: PartEvidence | None, decided: Sequence[Decided]) -> str:
-    blocks = []
+    notes = "\n".join(f"{n}. {escape_markdown(text)}" for text, n in _notes(decided).items())
+    blocks = [markdown_table(claim_table(part, scale or MISSING, decided))]
     if evidence is None or scale is None:
-        blocks.append("Not run yet at any scale.")
+        blocks.insert(0, "Not run yet at any scale.")
     else:
-        blocks += _how(part, scale, evidence)
-    blocks.append(markdown_table(claim_table(part, scale or MISSING, decided)))
-    if evidence is not None and (figures := evidence.head.get("figures")):
-        blocks += [_picture(part, str(path)) for path in figures]
-        if any(path.endswith(_TESTED) for path in figures):
-            blocks.append(_FAMILY)
-    if evidence is not None and evidence.runs:
-        blocks.append(markdown_table(_measured(part, evidence)))
-        if steps := _ladders(part, evidence):
-            blocks.append(markdown_table(steps))
-    if evidence is not None and (computed := _computed(evidence)):
-        blocks.append(markdown_table(computed))
-    if notes := _notes(decided):
-        blocks.append("\n".join(f"{n}. {escape_markdown(text)}" for text, n in notes.items()))
-    return "\n\n".join(blocks)
+        figures = evidence.head["figures"] or []
+        blocks = [*_how(part, scale, evidence), *blocks, *(_picture(part, path) for path in figures)]
+        blocks += [_FAMILY] * any(path.endswith(_TESTED) for path in figures)
+        tables = (_measured(part, evidence), _ladders(part, evidence), _computed(evidence))
+        blocks += [markdown_table(table) for table in tables if table.rows]
+    return "\n\n".join([*blocks, notes] if notes else blocks)
 
 
 def runs_missing(part: Part, scale: str, evidence: PartEvidence | None) -> str:
@@ -142,15 +134,13 @@ def _picture(part: Part, path: str) -> str:
 
 def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
     """Date, device, time, versions, commands, missing runs, settings and D."""
-    head = evidence.head
-    commands = "\n".join(map(str, head.get("commands") or []))
-    versions = head.get("versions")
-    words = ", ".join(f"{name} {v}" for name, v in versions.items()) if isinstance(versions, Mapping) else ""
-    words += "".join(f", commit {revision[:7]}" for revision in str(head.get("git") or "").split(", ") if revision)
-    seconds = head.get("seconds")
+    head, seconds = evidence.head, evidence.head["seconds"]
+    device = f", on {head['device']}" if head["device"] else ""
     took = "" if seconds is None else f", {_time(seconds)}{', summed over runs' if evidence.runs else ''}"
-    device = f", on {head['device']}" if head.get("device") else ""
-    blocks = [f"`{head.get('scale')}`, {head.get('date')}{device}{took}; {words}.", f"```\n{commands}\n```"]
+    versions = [f"{name} {version}" for name, version in head["versions"].items()]
+    versions += [f"commit {revision[:7]}" for revision in (head["git"] or "").split(", ") if revision]
+    commands = "\n".join(head["commands"])
+    blocks = [f"`{scale}`, {head['date']}{device}{took}; {', '.join(versions)}.", f"```\n{commands}\n```"]
     if missing := runs_missing(part, scale, evidence):
         blocks.append(f"**{missing}**")
     settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]
@@ -167,14 +157,17 @@ def _time(seconds: float) -> str:
 
 def _measured(part: Part, evidence: PartEvidence) -> Table:
     names = list(dict.fromkeys(name for word in (part.metric, *part.show) for name in _expanded(word, evidence)))
+    cells: dict[tuple[str, float | None], list[KeptRun]] = {}
+    for run in evidence.runs:
+        if run.record.ended:
+            cells.setdefault((run.place, run.lr), []).append(run)
     rows = []
-    for (setting, arm, lr), runs in _cells(evidence).items():
-        diverged = sum(run.record.diverged for run in runs)
+    for (place, lr), runs in cells.items():
         columns = [[v for run in runs if (v := run.metric(name)) is not None] for name in names]
-        cells = [_mean(values) + (f" of {len(values)}" if 0 < len(values) < len(runs) else "") for values in columns]
+        means = [_mean(values) + (f" of {len(values)}" if 0 < len(values) < len(runs) else "") for values in columns]
         used = runs[0].record.lr if lr is None else lr
         rate = MISSING if used is None else f"{used:g}"
-        rows.append((f"{arm}@{setting}" if setting else arm, rate, str(len(runs)), str(diverged), *cells))
+        rows.append((place, rate, str(len(runs)), str(sum(run.record.diverged for run in runs)), *means))
     return Table("Measured", ("arm", "lr", "seeds", "diverged", *names), tuple(rows))
 
 
@@ -186,48 +179,35 @@ def _expanded(word: str, evidence: PartEvidence) -> list[str]:
     return sorted({name for final in finals for name in final if name.startswith(word[:-1] + "L")})
 
 
-def _computed(evidence: PartEvidence) -> Table | None:
+def _computed(evidence: PartEvidence) -> Table:
     """Means of the values that were computed for several seeds."""
     lists = {name: values for name, values in evidence.values.items() if isinstance(values, list)}
     rows = tuple((name, str(len(values)), _mean(values)) for name, values in sorted(lists.items()))
-    return Table("Computed", ("value", "seeds", "mean"), rows) if rows else None
+    return Table("Computed", ("value", "seeds", "mean"), rows)
 
 
-def _ladders(part: Part, evidence: PartEvidence) -> Table | None:
-    arms = dict.fromkeys((f"{run.arm}@{run.setting}" if run.setting else run.arm) for run in evidence.runs)
-    made = [(arm, ladder) for arm in arms if (ladder := ladder_of(part, evidence, arm)) is not None]
+def _ladders(part: Part, evidence: PartEvidence) -> Table:
+    made = {place: ladder_of(part, evidence, place) for place in dict.fromkeys(run.place for run in evidence.runs)}
     header = ("arm", "LR sensitivity", "lowest loss", "best lr", "usable", "edge", "largest stable lr")
-    rows = [_ladder_row(arm, ladder) for arm, ladder in made]
-    return Table("Learning rates", header, tuple(rows)) if rows else None
+    rows = [_ladder_row(place, ladder) for place, ladder in made.items() if ladder is not None]
+    return Table("Learning rates", header, tuple(rows))
 
 
 def _ladder_row(arm: str, ladder: Ladder) -> tuple[str, ...]:
     losses = [loss for loss in ladder.losses if loss is not None and math.isfinite(loss)]
-    sensitivity = MISSING
-    if ladder.sensitivity is not None:
-        s = ladder.sensitivity
-        sensitivity = shown(Finding("", s.value, s.low, s.high)) + (" (at chance)" if ladder.at_chance else "")
-    usable = ladder.usable
-    best = (
-        MISSING if ladder.best_lr is None else f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
-    )
+    s, usable, best, edge = ladder.sensitivity, MISSING, MISSING, MISSING
+    if ladder.best_lr is not None:
+        best = f"{ladder.best_lr:g}" + (" (end of the grid)" if ladder.at_end else "")
+    if ladder.usable is not None:
+        usable = " ".join(f"{lr:g}" for lr in ladder.usable.usable)
+        edge = "beyond the grid" if ladder.usable.edge is None else f"{ladder.usable.edge:g}"
     return (
         arm,
-        sensitivity,
+        shown(Finding("", s.value, s.low, s.high)) + (" (at chance)" if ladder.at_chance else "") if s else MISSING,
         _number(min(losses), 4) if losses else MISSING,
-        best,
-        " ".join(f"{lr:g}" for lr in usable.usable) if usable else MISSING,
-        MISSING if usable is None else "beyond the grid" if usable.edge is None else f"{usable.edge:g}",
+        *(best, usable, edge),
         MISSING if ladder.stable is None else str(ladder.stable),
     )
-
-
-def _cells(evidence: PartEvidence) -> dict[tuple[str, str, float | None], list[KeptRun]]:
-    cells: dict[tuple[str, str, float | None], list[KeptRun]] = {}
-    for run in evidence.runs:
-        if run.record.ended:
-            cells.setdefault((run.setting, run.arm, run.lr), []).append(run)
-    return cells
 
 
 def _mean(values: Sequence[float]) -> str:
