@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,26 +26,23 @@ STOPPED = (130, 143)
 
 
 class PartPlan(NamedTuple):
-    """The row of a part in the table, and the seconds that what is left will take, None where they are not known."""
+    """The row of a part in the table, and the seconds that its missing runs will take."""
 
     row: tuple[str, ...]
-    seconds: float | None
-    here: bool  # known from what this machine does
+    seconds: float = 0.0
+    here: bool = True  # known from what this machine does
     sweeps: Sequence[Sweep] = ()
 
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.name is None:
-        if len(argv):
-            raise ConfigError(
-                f"reproduce {' '.join(argv)}: name what to reproduce: one of {', '.join(reproductions())}"
-            )
+        if argv:
+            raise ConfigError(f"reproduce {' '.join(argv)}: name one of {', '.join(reproductions())}")
         print(_listing())
         return 0
     reproduction = find(args.name)
-    asked = reproduction.select(args.part)
-    parts = _having(reproduction, asked, args.scale)
+    parts, lacking = reproduction.select(args.part, args.scale)
     known = load(reproduction, args.out)
     if args.report_only:
         if not known:
@@ -57,12 +53,14 @@ def main(argv: Sequence[str]) -> int:
         _publish(reproduction, parts, args.scale, args.out, known)
         return 0
     timings: dict[str, Timing] = {}
-    plans = {part.part: _plan(part, args.scale, known, timings) for part in parts}
-    print(_plan_text(args.name, args.scale, plans), flush=True)
-    if len(parts) < len(asked):
-        print(f"left out, since they lack this scale: {', '.join(p.part for p in asked if p not in parts)}")
+    plans = [_plan(part, args.scale, timings) for part in parts]
+    print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, tuple(plan.row for plan in plans))))
+    busy = ", on a machine as busy as now" if all(plan.here for plan in plans) else ""
+    print(f"total {_duration(sum(plan.seconds for plan in plans))}{busy}", flush=True)
+    if lacking:
+        print(f"left out, since they lack this scale: {', '.join(lacking)}")
     if args.dry_run:
-        print("\n".join(sweep.command for plan in plans.values() for sweep in plan.sweeps))
+        print("\n".join(sweep.command for plan in plans for sweep in plan.sweeps))
         return 0
     try:  # a table that cannot be written must not cost hours
         for folder in (DATA, FIGURES):
@@ -70,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise _unwritable(args.out, error) from error
     code, made = 0, []
-    for part in parts:
-        code = max(code, _make(part, args.scale, plans[part.part].sweeps, args.out))
+    for part, plan in zip(parts, plans, strict=True):
+        code = max(code, _make(part, args.scale, plan.sweeps, args.out))
         if code in STOPPED:
             break
         made.append(part)
@@ -94,15 +92,9 @@ def _parser() -> Parser:
     how.add_argument("--dry-run", action="store_true", help="only show commands, sizes and time")
     how.add_argument("--report-only", action="store_true", help="only rebuild the page from the data in DIR")
     parser.add_argument(
-        "--out", type=_folder, default=OUT, metavar="DIR", help=f"for page, data and figures (default: {OUT})"
+        "--out", type=Path, default=OUT, metavar="DIR", help=f"for page, data, figures (default: {OUT})"
     )
     return parser
-
-
-def _folder(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("give a folder, '.' for this one")
-    return Path(text)
 
 
 def _listing() -> str:
@@ -117,30 +109,16 @@ def _listing() -> str:
     return text_table(Table("What can be reproduced", header, tuple(rows), notes))
 
 
-def _having(reproduction: Reproduction, parts: Sequence[Part], scale: str) -> list[Part]:
-    """The parts that have this scale; ConfigError where none has."""
-    having = [part for part in parts if scale in part.scales]
-    if not having:
-        others = [name for name, part in reproduction.parts.items() if scale in part.scales]
-        words = f"--part {others[0]} has" if others else "no other part has"
-        names = ", ".join(part.part for part in parts)
-        raise ConfigError(f"--scale {scale}: {reproduction.name} {names}: not made at this scale, but {words}")
-    return having
-
-
 def _unwritable(out: Path, error: OSError) -> ConfigError:
     name = shown(error.filename or out)
     return ConfigError(f"--out {shown(out)}: {name} cannot be written: {error.strerror}: give another folder")
 
 
-def _plan(part: Part, scale: str, known: Found, timings: dict[str, Timing]) -> PartPlan:
-    minutes = part.at(scale).minutes
+def _plan(part: Part, scale: str, timings: dict[str, Timing]) -> PartPlan:
+    minutes = part.scales[scale].minutes
     limit = MISSING if minutes is None else f"{minutes:g} min"
     if part.compute is not None:
-        evidence = known.get((part.part, scale))
-        seconds = evidence and evidence.head["seconds"]
-        eta, how = (MISSING, "computed anew") if seconds is None else (_duration(seconds), "as long as last time")
-        return PartPlan((part.part, "computed", MISSING, MISSING, MISSING, eta, limit, how), seconds, True)
+        return PartPlan((part.part, "computed", *[MISSING] * 4, limit, MISSING))
     from stability_lab.reproduction import jobs
 
     made = jobs.sweeps(part, scale)
@@ -152,17 +130,6 @@ def _plan(part: Part, scale: str, known: Found, timings: dict[str, Timing]) -> P
     counts = str(len(left) + len(done)), str(len(done)), _span(sizes), _span(tokens)
     row = (part.part, *counts, _duration(estimate.seconds), limit, estimate.how)
     return PartPlan(row, estimate.seconds, estimate.here, made)
-
-
-def _plan_text(name: str, scale: str, plans: Mapping[str, PartPlan]) -> str:
-    rows = tuple(plan.row for plan in plans.values())
-    total = sum(plan.seconds or 0.0 for plan in plans.values())
-    words = [f"total {_duration(total)}"]
-    if total and all(plan.here for plan in plans.values()):
-        words.append("on a machine as busy as now")
-    if unknown := [part for part, plan in plans.items() if plan.seconds is None]:
-        words.append(f"not counting {', '.join(unknown)}")
-    return f"{text_table(Table(f'{name} at scale {scale}', PLAN_HEADER, rows))}\n{', '.join(words)}"
 
 
 def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:

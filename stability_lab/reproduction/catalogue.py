@@ -56,19 +56,9 @@ class Part:
         return self.scales[scale].settings or self.settings or {"": ()}
 
     def runs_at(self, scale: str) -> list[tuple[str, str, float | None, int]]:
-        """Setting, arm, learning rate and seed of each run; a part that lacks the scale or trains nothing has none."""
-        at = self.scales.get(scale)
-        if at is None or self.compute is not None:
-            return []
-        lrs = at.lrs or (None,)
-        return list(itertools.product(self.settings_at(scale), self.arms, lrs, at.seeds))
-
-    def at(self, scale: str) -> PartScale:
-        """ConfigError if the part lacks this scale."""
-        if scale not in self.scales:
-            known = ", ".join(self.scales)
-            raise ConfigError(f"--scale {scale}: {self.name} {self.part} has none of this size, but {known}")
-        return self.scales[scale]
+        """Setting, arm, learning rate and seed of each run; a part that trains nothing has none."""
+        at = self.scales[scale]
+        return list(itertools.product(self.settings_at(scale), self.arms, at.lrs or (None,), at.seeds))
 
 
 @dataclass(frozen=True)
@@ -79,18 +69,21 @@ class Reproduction:
     parts: Mapping[str, Part]
     bundles: Mapping[str, tuple[str, ...]]
 
-    def select(self, part: str | None) -> list[Part]:
-        """The parts that `--part` names, or the default ones. ConfigError for an unknown name."""
-        if part is None:
-            names = self.default
-        elif part in self.bundles:
-            names = self.bundles[part]
-        elif part in self.parts:
-            names = (part,)
-        else:
+    def select(self, part: str | None, scale: str) -> tuple[list[Part], list[str]]:
+        """The parts that `--part` names, or the default ones, and the names of those that lack this scale.
+
+        ConfigError for an unknown name, or if no part has the scale.
+        """
+        if part is not None and part not in {*self.parts, *self.bundles}:
             words = did_you_mean(part, {*self.parts, *self.bundles})
             raise ConfigError(f"--part {part or repr(part)}: {self.name} has no such part: {words}")
-        return [self.parts[name] for name in names]
+        names = self.default if part is None else self.bundles.get(part, (part,))
+        having = [name for name, part in self.parts.items() if scale in part.scales]
+        chosen = [self.parts[name] for name in names if name in having]
+        if not chosen:
+            words = f"--part {having[0]} has" if having else "no other part has"
+            raise ConfigError(f"--scale {scale}: {self.name} {', '.join(names)}: not made at this scale, but {words}")
+        return chosen, [name for name in names if name not in having]
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:
     from stability_lab.reproduction.growth import growth
 
     (composed,) = compose_jobs(read_command_line(["trainer.device=cpu"]))
-    at = part.at(scale)
+    at = part.scales[scale]
     return growth(composed.config, at.widths, at.layers, at.tokens, at.seeds)
 
 

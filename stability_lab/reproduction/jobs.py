@@ -62,8 +62,8 @@ def group_of(part: Part, scale: str) -> str:
 
 
 def sweeps(part: Part, scale_name: str) -> list[Sweep]:
-    """The sweeps of a part in the order in which they run. ConfigError if the part lacks this scale."""
-    scale = part.at(scale_name)
+    """The sweeps of a part in the order in which they run."""
+    scale = part.scales[scale_name]
     workers = workers_of(part, scale_name)
     # One thread, however many workers there are: one and two threads round differently.
     device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
@@ -192,7 +192,7 @@ def flops_and_parameters(job: PlannedRun) -> tuple[int, int]:
 
 def workers_of(part: Part, scale: str) -> int:
     """On a GPU runs follow each other; on a CPU each core has one, with one thread."""
-    most = part.at(scale).workers
+    most = part.scales[scale].workers
     if scale != "cpu" or not plugin_installed("hydra_joblib_launcher"):
         return 1
     return cores() if most is None else min(most, cores())

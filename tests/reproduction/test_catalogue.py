@@ -11,13 +11,13 @@ from stability_lab import __version__
 from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.reproduction.catalogue import Claim, Part, claims, claims_of, find, reproductions
-from stability_lab.reproduction.claims import _DIFFERENCES
+from stability_lab.reproduction.claims import _RULES
 from stability_lab.reproduction.jobs import sweeps
 from stability_lab.tracking.manifest import fingerprint
 
 PARTS = [part for reproduction in reproductions().values() for part in reproduction.parts.values()]
 RUN = [(part, scale) for part in PARTS for scale in part.scales if part.arms]
-KINDS = {"exact", "printed", "equivalence", "spikes", "stable_lr", "not_built", *_DIFFERENCES}
+KINDS = {"printed", "not_built", *_RULES}
 DERIVED = {
     "grad_level",
     "grad_growth",
@@ -140,7 +140,7 @@ def test_each_preset_is_used() -> None:
 
 def test_a_part_may_set_what_all_parts_have_at_a_scale() -> None:
     """The key stands once in the command, and the part's own value is the one."""
-    words = find("olmo2").parts["init"].at("h200").overrides
+    words = find("olmo2").parts["init"].scales["h200"].overrides
     assert [word for word in words if word.startswith("trainer.max_steps=")] == ["trainer.max_steps=4000"]
     assert "optimizer.lr=6e-3" in words
 
@@ -149,9 +149,11 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean nvidia"):
         find("nvida")
     with pytest.raises(ConfigError, match=r"--part normz: textbook has no such part: did you mean norms"):
-        find("textbook").select("normz")
-    with pytest.raises(ConfigError, match=r"--scale full: olmo2 growth has none of this size, but cpu"):
-        find("olmo2").parts["growth"].at("full")
+        find("textbook").select("normz", "cpu")
+    with pytest.raises(ConfigError, match=r"--scale full: olmo2 growth: not made at this scale, but --part init has"):
+        find("olmo2").select("growth", "full")
+    parts, lacking = find("olmo2").select(None, "full")
+    assert ([part.part for part in parts][:3], lacking) == (["init", "norm", "reordered"], ["growth", "ngrams"])
 
 
 def test_a_published_value_is_printed_with_its_uncertainty() -> None:

@@ -15,6 +15,9 @@ from stability_lab.reproduction.claims import Decided
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 from stability_lab.reproduction.page import claim_table, page, shown
 
+HEAD = {"date": "2026-01-02", "device": "cpu", "versions": {"torch": "2"}, "git": None, "figures": None}
+HEAD |= {"commands": ["a | b"], "seconds": 90.0}
+
 
 def run(arm: str, lr: float, seed: int, loss: float, status: str = "completed") -> KeptRun:
     summary = {
@@ -32,9 +35,7 @@ def text() -> str:
     part = Part("n", "p", "Why?", {"cpu": PartScale(1)}, arms={"none": ()}, show=("act/rms/*",))
     runs = [run("none", lr, seed, loss + 0.1 * seed) for lr, loss in ((1e-3, 2.0), (1e-2, 2.4)) for seed in range(2)]
     runs.append(run("none", 1e-2, 2, 9.0, "diverged"))
-    evidence = PartEvidence(
-        {"scale": "cpu", "commands": ["a | b"], "seconds": 90.0}, tuple(runs), {"x": [1.0, 3.0], "y": 2.0}
-    )
+    evidence = PartEvidence(HEAD, tuple(runs), {"x": [1.0, 3.0], "y": 2.0})
     return page(Reproduction("n", "about it", ("p",), {"p": part}, {}), {("p", "cpu"): evidence})
 
 
@@ -91,7 +92,7 @@ def test_missing_runs_and_settings_are_told() -> None:
     runs = [dataclasses.replace(run("none", lr, seed, 2.0), setting="small") for lr in (1e-3, 1e-2) for seed in (0, 1)]
 
     def text(found: list[KeptRun]) -> str:
-        return page(Reproduction("n", "it", ("p",), {"p": part}, {}), {("p", "cpu"): PartEvidence({}, tuple(found))})
+        return page(Reproduction("n", "it", ("p",), {"p": part}, {}), {("p", "cpu"): PartEvidence(HEAD, tuple(found))})
 
     assert "Settings: small is model.d\\_model=64." in text(runs)
     assert rows(text(runs), "| arm | lr | seeds")[0].startswith("| none@small | 0.001 | 2 |")
