@@ -52,14 +52,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "stabilizers/final_softcap.py",
-        "logit_transform=Final",
-        "score_mod=Final",
+        "logit_transform=self",
+        "score_mod=self",
         "stabilizers/test_final_softcap.py::test_the_two_caps_are_never_mixed_up",
     ),
     Replacement(
         "stabilizers/dynamic_scaling.py",
-        "1 / (shape.layer + 1)",
-        "1 / max(shape.layer, 1)",
+        "1 / (site.layer + 1)",
+        "1 / max(site.layer, 1)",
         "stabilizers/test_dynamic_scaling.py::test_factors",
     ),
     Replacement(
@@ -82,14 +82,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "stabilizers/ln_scaling.py",
-        "math.sqrt(layer + 1)",
-        "(layer + 1)",
+        "math.sqrt(site.layer + 1)",
+        "(site.layer + 1)",
         "stabilizers/test_ln_scaling.py::test_factor",
     ),
     Replacement(
         "stabilizers/embed_scale.py",
-        "math.sqrt(d_model) if",
-        "d_model if",
+        "math.sqrt(site.d_model) if",
+        "site.d_model if",
         "stabilizers/test_embed_scale.py::test_tokens_are_scaled_and_positions_are_not",
     ),
     # Seams of the model.
@@ -119,14 +119,14 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "model/block.py",
-        "self.mlp(self.norm_scale(self.mlp_norm(x_BTD)))",
-        "self.norm_scale(self.mlp(self.mlp_norm(x_BTD)))",
+        "self.mlp(self.mlp_norm_scale(self.mlp_norm(x_BTD)))",
+        "self.mlp_norm_scale(self.mlp(self.mlp_norm(x_BTD)))",
         "stabilizers/test_ln_scaling.py::test_it_acts_on_the_input_of_both_branches",
     ),
     Replacement(
         "model/transformer.py",
-        "        x = self.embed_scale(self.embed(tokens_BT))",
-        "        x = self.embed(tokens_BT)",
+        "self.embed_scale(self.embed(tokens_BT))",
+        "self.embed(tokens_BT)",
         "stabilizers/test_embed_scale.py::test_tokens_are_scaled_and_positions_are_not",
     ),
     Replacement(
