@@ -16,7 +16,9 @@ LOSS, COST = "loss", "cost"
 
 @dataclass(frozen=True)
 class Check:
-    """`same` is None where some run does not say. `spoils`: the kind of column, and whether pairs are still pairs."""
+    """`same` is None where some run does not say. A difference makes columns of the kinds in `spoils` doubtful; with
+    `unpairs` runs are no pairs.
+    """
 
     name: str
     same: bool | None
@@ -69,8 +71,11 @@ FACTS = (
 
 
 def checks(grouping: Grouping) -> list[Check]:
-    """What the runs share that are compared: those of one setting, and of settings that differ in the learning rate
-    alone, over which an arm has its ladder."""
+    """Check what the compared runs share.
+
+    Runs are compared within a setting, and across settings that differ in the learning rate alone, over which an arm
+    has its ladder.
+    """
     families: dict[tuple[Any, ...], list[RunRecord]] = defaultdict(list)
     for cell in grouping.cells:
         families[tuple(value for key, value in cell.setting.items() if key != LR)] += cell.ended
@@ -122,7 +127,7 @@ def _check(fact: _Fact, settings: Sequence[Sequence[RunRecord]], arms: Mapping[i
 
 
 def _who(runs: Sequence[RunRecord], values: Mapping[int, Any], arms: Mapping[int, str]) -> str:
-    """`sdpa (none, qknorm), explicit (softcap)`; by run where arms do not tell them apart."""
+    """Text such as `sdpa (none, qknorm), explicit (softcap)`; it names runs where arms do not separate the values."""
     by_value: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         if values[id(run)] is not None:
@@ -195,7 +200,7 @@ def _confounder(key: str, values: Mapping[str, Any], grouping: Grouping) -> Chec
 
 
 def _uneven(grouping: Grouping) -> list[Check]:
-    """An arm that is missing from a setting, or seeds that differ between arms."""
+    """Name arms that are missing from a setting, and seeds that differ between arms."""
     found = []
     missing = Counter()
     unpaired = []

@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def busy(self) -> float | None:
-        """By what factor tokens/s of runs that compute the same differ, where that is too much to trust them."""
+        """Factor between tokens/s of runs that compute the same; None where it is small enough to trust them."""
         ratio = max((_speed_ratio(cell) for cell in self.grouping.cells), default=1.0)
         return ratio if ratio > BUSY_RATIO else None
 
@@ -201,7 +201,7 @@ def by_seed(cell: Cell, metric: str) -> dict[str, float]:
 
 
 def _degraded(run: RunRecord, metric: str, best: float) -> bool:
-    """Finite, and yet much worse than the best of its sweep, which the run itself could not know."""
+    """Whether a finite loss is much worse than the best of its sweep, which the run itself could not know."""
     value, logit = run.metric(metric), run.metric("max_attn_logit")
     worse = metric.endswith("/loss") and value is not None and value > best + DEGRADED_NATS
     return worse or (logit is not None and logit > DEGRADED_LOGIT)
@@ -288,7 +288,7 @@ def _names(runs: Sequence[RunRecord], most: int = 3) -> str:
 
 
 def finding(row: Row) -> str:
-    """What the row's difference to the baseline allows to say, in a few words."""
+    """Say in a few words what the row's difference to the baseline shows."""
     if row.is_baseline:
         return "baseline"
     return "no runs to compare" if row.difference is None else words(row.difference)
@@ -308,7 +308,7 @@ def words(difference: Difference) -> str:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """All of it as plain values, with full precision; what is undefined is None."""
+    """The whole comparison as plain values with full precision; what is undefined is None."""
     grouping = comparison.grouping
     return {
         "metric": comparison.metric,

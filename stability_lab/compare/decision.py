@@ -1,5 +1,8 @@
-"""What a comparison says about each arm, in one sentence: is it better where each is at its best, how much does the
-learning rate still matter, does it diverge less, and what does it cost."""
+"""One sentence about each arm of a comparison.
+
+It says whether the arm is better where each is at its best, how much the learning rate still matters, whether it
+diverges less, and what it costs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Tuned:
 
 
 def decision(comparison: Comparison) -> list[str]:
-    """One sentence an arm and setting; of a setting that is a learning rate only the best one of each arm counts."""
+    """One sentence for each arm and setting. Where learning rates vary, it compares the best one of each arm."""
     if comparison.ladders:
         lines = [_over_learning_rates(comparison, one) for one in tuned(comparison)]
     else:

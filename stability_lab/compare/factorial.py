@@ -20,8 +20,11 @@ TOUCHED = "attn/score_mod/share/touched"
 
 @dataclass(frozen=True)
 class Effect:
-    """Of a factor, the mean loss with it less that without; of an interaction `a x b`, half of how much the effect of
-    a changes with b. `low`, `high` and `p` are None without a degree of freedom left over."""
+    """A main effect is the mean loss with the factor minus that without it.
+
+    An interaction `a x b` is half of how much the effect of a changes with b. `low`, `high` and `p` are None where no
+    degree of freedom is left over.
+    """
 
     name: str
     value: float
@@ -107,7 +110,7 @@ def _factorial(
 
 
 def _largest(cells: Mapping[str, Cell]) -> list[tuple[str, ...]]:
-    """Sets of two stabilizers or more of which every combination is there, without subsets of one another."""
+    """Sets of two or more stabilizers of which the sweep has every combination; subsets of another set are left out."""
     names = sorted({part for arm in cells for part in arm.split("+") if part != "none"})
     if "none" not in cells or len(names) < 2:
         return []

@@ -101,7 +101,7 @@ def group(runs: Sequence[RunRecord], by: Sequence[str] = (), baseline: str | Non
 
 
 def short(key: str, among: Iterable[str] = ()) -> str:
-    """A column's name for a key: its last word where that is clear."""
+    """A column's name for a key: its last word where that is unambiguous."""
     if key in _SHORT:
         return _SHORT[key]
     last = key.rpartition(".")[2]
@@ -120,7 +120,7 @@ def shown_value(value: Any) -> str:
 
 
 def stabilizer_labels(runs: Sequence[RunRecord]) -> list[str]:
-    """`qknorm+zloss` or `none`; an option stands in the label where runs with that stabilizer differ in it."""
+    """Labels such as `qknorm+zloss` or `none`, with an option where runs with that stabilizer differ in it."""
     return option_labels([run.stabilizer_options for run in runs])
 
 
@@ -161,7 +161,7 @@ def _known(key: str, facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _default_by(varying: Sequence[str]) -> tuple[str, ...]:
-    """Stabilizers where they vary; else all that varies but the learning rate, over which an arm has a ladder."""
+    """Stabilizers if they vary; otherwise all that varies except the learning rate, over which an arm has a ladder."""
     if STABILIZER in varying:
         return (STABILIZER,)
     return tuple(key for key in varying if key != LR) or (STABILIZER,)
@@ -195,7 +195,7 @@ def _same(asked: str, name: str) -> bool:
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Numbers by value, so that 0.003 stands before 0.01 and 1e-05 before 0.0001."""
+    """Sort key that orders numbers by value, so that 0.003 comes before 0.01 and 1e-05 before 0.0001."""
     words = name.replace("(", "=").replace(")", "").split("=")
     return tuple((0, float(word), "") if _is_number(word) else (1, 0.0, word) for word in words)
 
@@ -236,7 +236,7 @@ def seed_of(run: RunRecord) -> tuple[Any, ...]:
 
 
 def _one_a_seed(runs: Sequence[RunRecord]) -> tuple[tuple[RunRecord, ...], tuple[RunRecord, ...]]:
-    """Of the runs of one seed the latest that has a result: repeats on one seed are no further evidence."""
+    """Keep the latest run with a result for each seed: repeats of one seed are no further evidence."""
     by_seed: dict[Any, list[RunRecord]] = defaultdict(list)
     for run in runs:
         by_seed[str(seed_of(run))].append(run)

@@ -1,4 +1,4 @@
-"""What the learning rates of a sweep say of each arm, and which to try next."""
+"""What the learning rates of a sweep show about each arm, and which to try next."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class Ladder:
 
 
 def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
-    """One for each arm and setting with two learning rates or more; empty where the learning rate does not vary, or
-    where the metric is no loss, of which less is better and whose value at initialisation means something."""
+    """One ladder for each arm and setting with two learning rates or more.
+
+    Empty where the learning rate does not vary, or where the metric is not a loss: lower must be better, and its value
+    at initialisation must mean something.
+    """
     if LR not in grouping.setting or not metric.endswith(("/loss", "/bits_per_byte")):
         return []
     found: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
@@ -88,7 +91,7 @@ class _Rungs:
         return next((v for v in values if v is not None and math.isfinite(v)), None)
 
     def loss(self, seed: str, lr: float) -> float | None:
-        """NaN for a run that ended without a finite loss, None where there is no run."""
+        """The run's loss: NaN if it ended without a finite one, None if there is no run."""
         run = self.by_seed[seed].get(lr)
         if run is None:
             return None
@@ -121,7 +124,7 @@ class _Rungs:
         return tuple(means)
 
     def stable(self, losses: Sequence[float | None]) -> Bracket | None:
-        """None where a learning rate has no run that ended: nothing would say where the limit lies."""
+        """The bracket of the largest stable learning rate; None where no run ended, so that no limit is known."""
         known = [lr for lr in self.grid if lr in self.cells and self.cells[lr].ended]
         if not known:
             return None
@@ -132,7 +135,7 @@ class _Rungs:
 
 
 def _stable(run: RunRecord, low: bool) -> bool:
-    """Without learning below the best learning rate a run is undertrained, not unstable."""
+    """Whether a run is stable; below the best learning rate one that has not learned is undertrained, not unstable."""
     return not run.diverged and (run.verdict in ("stable", "spiky") or (low and run.verdict == "no_learning"))
 
 
@@ -172,8 +175,11 @@ def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], pair
 
 
 def next_learning_rates(ladder: Ladder) -> list[float]:
-    """Up to three learning rates that would tell most, each to two digits: beyond an end at which the best lies, on
-    either side of the best, and inside the bracket of the largest stable one."""
+    """Up to three learning rates that would show most, each to two digits.
+
+    They lie beyond an end at which the best lies, on either side of the best, and inside the bracket of the largest
+    stable one.
+    """
     wanted: list[float] = []
     lrs = ladder.lrs
     step = min((lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1)), math.sqrt(10))

@@ -227,7 +227,7 @@ def _smallest_n(
 
 
 def _first(enough: Callable[[int], bool]) -> int | None:
-    """The smallest number of seeds, from 2 on, that is `enough`; None above 1,000."""
+    """The smallest number of seeds, from 2 on, for which `enough` holds; None above 1,000."""
     if not enough(MOST_SEEDS):
         return None
     low, high = 2, MOST_SEEDS

@@ -1,4 +1,4 @@
-"""The commands of the next runs: learning rates that would tell most, and seeds that would tell arms apart."""
+"""Commands for the next runs: learning rates that would show most, and seeds that would separate arms."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[i
 
 
 def _stabilizers(run: RunRecord) -> str:
-    """As they were asked for: those of a recipe come with it, and would be reached twice."""
+    """Stabilizers as the user named them: those of a recipe come with it and would be reached twice."""
     asked = "none"
     for override in map(str, run.manifest["overrides"]):
         key, _, value = override.lstrip("+").partition("=")
@@ -85,7 +85,7 @@ def _stabilizers(run: RunRecord) -> str:
 
 
 def _further(run: RunRecord) -> tuple[str, ...]:
-    """What else was asked for; of a key that was given twice the last value, as Hydra does."""
+    """The other overrides that the user gave; the last value of a key that was given twice, as Hydra does."""
     chosen: dict[str, str] = {}
     for override in map(str, run.manifest["overrides"]):
         key, equals, value = override.lstrip("+").partition("=")

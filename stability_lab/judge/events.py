@@ -154,7 +154,7 @@ def _shifts(
 
 
 def _shift_rows(name: str, x: NDArray[np.float64], first: int) -> list[int]:
-    """Positions from `first` + SHIFT_ROWS on where the level of `x` jumps up."""
+    """Positions from `first` + SHIFT_ROWS on at which the level of `x` jumps up."""
     x = x[first:]
     n = x.size - 2 * SHIFT_ROWS + 1
     if n < 1:
@@ -297,7 +297,10 @@ def _groups(at: NDArray[np.intp], gap: int) -> list[NDArray[np.intp]]:
 
 
 class _Falls:
-    """Finds where a series falls to a level; a search takes as long as the way there, and none where it never does."""
+    """Finds where a series falls to a level.
+
+    A search costs as much as the way there, and nothing where the series never falls so far.
+    """
 
     def __init__(self, x: NDArray[np.float64]):
         self.x = x

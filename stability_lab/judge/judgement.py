@@ -79,7 +79,7 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
 
 
 def _strides(log: Log) -> Iterator[str]:
-    """What is to be said of the steps that have no value, for each signal where the signals differ."""
+    """Notes about steps without a value, for each signal where the signals differ."""
     # A step that was skipped needs no value: its own note speaks of it.
     skipped = np.zeros(len(log), dtype=np.bool_) if log.skipped is None else log.skipped
     known = {signal: log.has(signal) | skipped for signal in log.signals}

@@ -56,7 +56,7 @@ class Series:
         self._no_norm.append(row.get("optim/grad_norm") is None)
 
     def column(self, key: str) -> NDArray[np.float64]:
-        """A copy, shape (n,)."""
+        """A copy of a column, shape (n,)."""
         return np.array(self._columns[key])
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
@@ -71,7 +71,7 @@ class Series:
         self._no_norm = array("b", bytes(len(self)))
 
     def log(self) -> Log:
-        """Without series that are unknown throughout; which rows have no gradient norm stands beside it."""
+        """The log without series that are unknown throughout; it also says which rows have no gradient norm."""
         fields: dict[str, Any] = {field: self.column(key) for key, field in JUDGED.items()}
         for name in _MAY_BE_UNKNOWN:
             if np.isnan(fields[name]).all():

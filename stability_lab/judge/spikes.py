@@ -69,7 +69,7 @@ class Definition:
 
     @property
     def ceiling(self) -> float | None:
-        """What no value can exceed, in deviations: sqrt(window - 1) where the value is inside its window."""
+        """The most deviations that a value can have: sqrt(window - 1) where the value is inside its window."""
         return math.sqrt(self.window - 1) if self.kind == "inclusive" else None
 
     @property
@@ -279,7 +279,7 @@ def _windows(
 
 
 def _sorted_median(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median of sorted rows. Sorting short rows is faster than selecting: NumPy has vector code for it."""
+    """Median of sorted rows. Sorting short rows is faster than selecting, because NumPy has vector code for it."""
     middle = ordered.shape[1] // 2
     if ordered.shape[1] % 2:
         return ordered[:, middle]

@@ -1,4 +1,4 @@
-"""One word on a run, with a sentence that says why and what to try."""
+"""The verdict on a run in one word, with a sentence that says why and what to try."""
 
 from __future__ import annotations
 

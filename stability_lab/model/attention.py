@@ -34,7 +34,7 @@ class AttentionStats(NamedTuple):
 
 
 class Unwatched(nn.Module):
-    """Stands in every layer; a probe takes its place for one forward pass."""
+    """Null object of every layer's `watch`; a probe takes its place for one forward pass."""
 
     def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, mask: Mask) -> None:
         return None

@@ -37,12 +37,14 @@ class Mask(NamedTuple):
     rendered: Tensor | BlockMask | None = None  # made once a forward pass, of the kind that the back-end takes
 
     def keys(self, start: int, stop: int, n_keys: int) -> tuple[int, int]:
-        """First key, and the one behind the last, that any of the queries `start` to `stop` may see."""
+        """The first key that any of the queries `start` to `stop` may see, and the one behind the last."""
         reach = n_keys if self.window is None else self.window - 1
         return max(0, start - reach), stop if self.causal else min(n_keys, stop + reach)
 
     def hidden(self, start: int, stop: int, first: int, last: int, device: torch.device) -> Tensor:
-        """Of queries start..stop and keys first..last: (C, S) of bool, or (B, 1, C, S) within documents."""
+        """Which pairs of queries start..stop and keys first..last are hidden: bool, (C, S), or (B, 1, C, S) with
+        documents.
+        """
         distance = torch.arange(start, stop, device=device)[:, None] - torch.arange(first, last, device=device)
         hidden = distance < 0 if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window is not None:
@@ -54,11 +56,13 @@ class Mask(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether fused kernels know it without a tensor."""
+        """Whether fused kernels know this mask without a tensor."""
         return self.window is None and self.documents_BT is None
 
     def render(self, backend: str, n_tokens: int, device: torch.device) -> Mask:
-        """With what the back-end takes: `sdpa` a tensor of visible pairs unless it `is_plain`, `flex` a block mask."""
+        """The mask for the back-end: for `sdpa` a tensor of visible pairs unless it `is_plain`, for `flex` a block
+        mask.
+        """
         if backend == "flex":
             return self._replace(rendered=block_mask(self.causal, self.window, self.documents_BT, n_tokens, device))
         if backend == "sdpa" and not self.is_plain:

@@ -78,7 +78,7 @@ class GPT(nn.Module):
 
 
 def site_of(config: ModelConfig) -> Site:
-    """That of the embedding; `Site.at` gives the others."""
+    """The site of the embedding; `Site.at` gives the others."""
     h = config.n_heads
     return Site(0, config.n_layers, "embed", config.d_model, h, config.n_kv_heads or h, config.d_model // h)
 

@@ -34,7 +34,7 @@ class LossSums(NamedTuple):
     log_z_max: Tensor  # largest |log Z|
 
     def plus(self, other: LossSums) -> LossSums:
-        """Of two micro-batches together, without their graphs."""
+        """The sums of two micro-batches together, without their graphs."""
         return LossSums(
             objective=self.objective.detach() + other.objective.detach(),
             ce=self.ce + other.ce,

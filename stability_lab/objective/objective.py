@@ -50,9 +50,9 @@ class Objective(Protocol):
         ...
 
     def trivial_loss(self, unigram_entropy: float | None) -> float | None:
-        """What a model reaches that knows only how often each token occurs, in nats; None where that is not known."""
+        """The loss in nats of a model that knows only how often each token occurs; None where that is unknown."""
         ...
 
     def metrics(self, nats: float, n_targets: int, n_bytes: int) -> dict[str, float]:
-        """Validation metrics of a summed cross-entropy over targets that stand for `n_bytes` of text (0: unknown)."""
+        """Validation metrics of a summed cross-entropy over targets that encode `n_bytes` of text (0: unknown)."""
         ...

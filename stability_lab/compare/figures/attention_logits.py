@@ -39,7 +39,7 @@ Series = Mapping[str, np.ndarray]
 
 
 def attention_logits(comparison: Comparison) -> Figure | None:
-    """A panel of all arms, and one of the layers of each arm that logs them; None where no log has a positive logit."""
+    """Draw a panel of all arms, and one of layers for each arm that logs them; None without a positive logit."""
     picked = chosen(comparison)
     if picked is None:
         return None
@@ -132,5 +132,5 @@ def _by_layer(figure: Figure, panels: Sequence[Axes], series: Sequence[Series], 
 
 
 def _colours(n: int) -> Colormap:
-    """viridis without its palest part, which white paper swallows."""
+    """Return colours from viridis without its palest part, which cannot be seen on white paper."""
     return ListedColormap(mpl.colormaps["viridis"](np.linspace(0, 0.9, n)))

@@ -16,7 +16,7 @@ from stability_lab.compare.run_record import RunRecord, number
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """`names`: by arm its text in a figure, which says the seed where that is not the title's."""
+    """`names` holds each arm's text in a figure, with its seed where that is not the title's."""
 
     title: str
     runs: Mapping[str, RunRecord]  # by arm, the baseline first
@@ -24,9 +24,10 @@ class Chosen:
 
 
 def chosen(comparison: Comparison) -> Chosen | None:
-    """Of the settings in which most arms have a run the one where arms differ most, the higher learning rate of equals.
+    """Choose one setting and one seed; None where no run has a log.
 
-    Of its seeds the one that most arms have; an arm without it shows its first. None where no run has a log.
+    The setting is the one in which most arms have a run; among equals that in which arms differ most, then that of the
+    higher learning rate. The seed is the one that most arms have; an arm without it shows its first.
     """
     settings = [
         (setting, {arm: runs for arm, cell in cells.items() if (runs := _logged(cell))})
@@ -57,7 +58,7 @@ def _logged(cell: Cell) -> list[RunRecord]:
 
 
 def _spread(rows: Sequence[Row]) -> float:
-    """Between the means of arms; infinite where one has none and another has."""
+    """How far the means of arms lie apart; infinite where one has none and another has."""
     means = [row.metric.value for row in rows if row.metric]
     return 0.0 if not means else math.inf if len(means) < len(rows) else max(means) - min(means)
 

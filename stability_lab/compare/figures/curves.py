@@ -81,8 +81,10 @@ def steps(logged: np.ndarray) -> np.ndarray:
 
 
 def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: float) -> None:
-    """All values as a pale line, since spikes are what is to be seen, below their running median, by which arms are
-    told apart. Markers are shifted so that those of two arms do not meet."""
+    """Draw all values as a pale line, which shows spikes, below their running median, which shows the arm.
+
+    Markers are shifted so that those of two arms do not meet.
+    """
     axes.plot(step, values, color=look.colour, linewidth=0.6, alpha=0.5, label="all values")
     known = np.isfinite(values)
     level = running_median(values[known])
@@ -92,8 +94,10 @@ def _curve(axes: Axes, step: np.ndarray, values: np.ndarray, look: Look, shift: 
 
 
 def running_median(values: np.ndarray) -> np.ndarray:
-    """Over a thirtieth of the run, centred, and over less at both ends, which stay as they are; so does a run of less
-    than 60 values."""
+    """Median over a thirtieth of the run, centred.
+
+    The window shrinks towards both ends. The end values stay as they are; so do all values of a run of less than 60.
+    """
     half = len(values) // 60
     level = pd.Series(values).rolling(1 + 2 * half, center=True, min_periods=1).median().to_numpy(copy=True)
     for at in range(half):
@@ -103,7 +107,7 @@ def running_median(values: np.ndarray) -> np.ndarray:
 
 
 def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np.ndarray, look: Look) -> bool:
-    """A triangle above the highest value of each event, at the top edge where that is out of view."""
+    """Draw a triangle above the highest value of each event, at the top edge where that is out of view."""
     at = []
     for first, length in run.events(event):
         inside = np.flatnonzero((step >= first) & (step < first + length))
@@ -119,7 +123,7 @@ def _spikes(axes: Axes, run: RunRecord, event: str, step: np.ndarray, values: np
 
 
 def _end(axes: Axes, run: RunRecord, step: np.ndarray, values: np.ndarray, look: Look) -> bool:
-    """A cross at the last finite value of a run that ended before its time."""
+    """Draw a cross at the last finite value of a run that ended early."""
     known = np.flatnonzero(np.isfinite(values))
     if not len(known) or not _early(run, float(step[-1])):
         return False

@@ -1,5 +1,8 @@
-"""The decision in one picture: what each arm gains where all are at their best, how much its learning rate still
-matters, which learning rates it can take, and what it costs."""
+"""The decision in one picture.
+
+It shows what each arm gains where all are at their best, how much its learning rate still matters, which learning rates
+it can take, and what it costs.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def decision(comparison: Comparison) -> Figure | None:
 
 
 def _lines(comparison: Comparison) -> list[_PanelLine]:
-    """By setting of the other keys: its head where there are several, the baseline, the other arms."""
+    """Lines by setting of the other keys: a head where there are several settings, the baseline, the other arms."""
     found: dict[str, list[_PanelLine]] = {}
     for one in tuned(comparison):
         setting = setting_text(one.base.setting, comparison.grouping)
@@ -126,7 +129,7 @@ def _usable(axes: Axes, lines: Sequence[_PanelLine], look: Mapping[str, Look]) -
 
 
 def _sorted(ladder: Ladder) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Its learning rates: as good as the best, nearly so, worse, and those where a seed diverged."""
+    """Sort an arm's learning rates into as good as the best, nearly so, worse, and those at which a seed diverged."""
     known = [(lr, loss) for lr, loss in zip(ladder.lrs, ladder.losses, strict=True) if loss is not None]
     usable, near = (ladder.usable.usable, ladder.usable.near) if ladder.usable else ((), ())
     far = [lr for lr, loss in known if math.isfinite(loss) and lr not in near]
@@ -145,7 +148,7 @@ def _speed(axes: Axes, lines: Sequence[_PanelLine], look: Mapping[str, Look]) ->
 
 
 def _extent(found: Sequence[Difference | Mean]) -> tuple[float, float] | None:
-    """Zero and all values with their intervals."""
+    """The values to show: zero, and all values with their intervals."""
     return view([0.0, *(v for one in found for v in (one.value, one.low, one.high) if v is not None)], flat=_FLAT)
 
 

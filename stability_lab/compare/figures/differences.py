@@ -39,7 +39,7 @@ class _DifferenceLine:
 
 
 def differences(comparison: Comparison) -> Figure | None:
-    """Grouped by setting. None where no arm has a difference to the baseline."""
+    """Draw the differences, grouped by setting; None where no arm has a difference to the baseline."""
     groups = _groups(comparison)
     total = sum(len(rows) for _, rows in groups)
     if not total:
@@ -96,7 +96,7 @@ def _lines(groups: Sequence[tuple[str, list[Row]]]) -> tuple[list[_DifferenceLin
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Around zero and the intervals, but for those that would flatten the rest."""
+    """Limits that show zero and the intervals, except those that would flatten the rest."""
     known = [row.difference for row in rows if row.difference]
     ends = [end for d in known for end in (d.value, d.low, d.high) if end is not None]
     low, high = view([*ends, 0.0]) or (0.0, 0.0)
@@ -104,7 +104,7 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def _words(row: Row) -> str:
-    """The difference as a number, and what one must know beside it."""
+    """The difference as a number, with what a reader must know about it."""
     difference, cell = row.difference, row.cell
     words = []
     if difference is not None:

@@ -64,7 +64,7 @@ def loss_over_lr(comparison: Comparison) -> Figure | None:
 
 
 def _panels(comparison: Comparison) -> list[list[Row]]:
-    """Rows that have something to show, by setting without the learning rate, each by learning rate."""
+    """Rows that have something to show, grouped by setting without the learning rate and sorted by learning rate."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in comparison.rows:
         lr = _lr(row, comparison)
@@ -121,7 +121,7 @@ def _losses(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], comparison: 
 
 
 def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
-    """Numbers below the zone of the diverged runs, which has that word for a number."""
+    """Label the loss axis: numbers below the zone of diverged runs, and the word "diverged" in that zone."""
     bottom, top = padded(low, high, top=zone) if zone < 1 else (low, high)
     axes.set_ylim(bottom, top)
     limit = top - zone * (top - bottom)
@@ -135,7 +135,7 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
 
 
 def _numbers(ticks: Sequence[float]) -> list[str]:
-    """All with as many decimals as tell them apart; with an exponent where they are large."""
+    """Format all ticks with as many decimals as distinguish them; with an exponent where they are large."""
     form = "f" if max(map(abs, ticks), default=0) < 1e5 else "e"
     for decimals in range(16):
         # Adding 0.0 takes the sign off -0.0.
@@ -149,7 +149,7 @@ def _numbers(ticks: Sequence[float]) -> list[str]:
 
 
 def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float) -> None:
-    """Means joined by a line, which is interrupted where no seed survived; what lies above `high` stands at it."""
+    """Join means by a line, interrupted where no seed survived; draw a value above `high` at that height."""
     x = np.array([_known_lr(row) for row, _ in own])
     y = np.array([row.metric.value if row.metric else math.nan for row, _ in own])
     axes.plot(x, np.minimum(y, high), label=arm, **look.line())
@@ -175,7 +175,7 @@ def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, loo
 
 
 def _initial(axes: Axes, rows: Sequence[Row], metric: str, low: float, high: float) -> None:
-    """The loss before training, where it lies in view: a run that ends there has learned nothing."""
+    """Mark the loss before training where it lies in view: a run that ends there has learned nothing."""
     losses = [run.initial(metric) for row in rows for run in row.cell.ended]
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     bottom, top = padded(low, high)
@@ -184,7 +184,7 @@ def _initial(axes: Axes, rows: Sequence[Row], metric: str, low: float, high: flo
 
 
 def _diverged(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], lanes: Sequence[str], zone: float) -> None:
-    """Crosses at the top edge, each arm's at a height of its own, with the share of seeds unless that is all."""
+    """Draw crosses at the top edge, a lane for each arm, with the share of seeds unless all diverged."""
     if not lanes:
         return
     over = axes.get_xaxis_transform()
@@ -236,7 +236,7 @@ def _values(row: Row, metric: str) -> list[float]:
 
 
 def _marks(rows: Sequence[Row]) -> list[Any]:
-    """What is said of marks that no arm's name explains."""
+    """Legend entries for marks that no arm's name explains."""
     grey = {"color": "0.35", "linestyle": "none"}
     marks = []
     if any(len(row.cell.finite) > 1 for row in rows):

@@ -97,7 +97,7 @@ class Look:
 
 
 def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """By arm, the baseline first; no two of the first 30 are alike."""
+    """The look of each arm, by name, with the baseline first; no two of the first 30 are alike."""
     found = {}
     for number, arm in enumerate(arms):
         colour = COLOURS[0] if number == 0 else COLOURS[1 + (number - 1) % (len(COLOURS) - 1)]
@@ -115,14 +115,14 @@ def applied() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Size in inches."""
+    """Return an empty figure; `width` and `height` are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Replace `path`, of the format that its name says: a full disk leaves what was there."""
+    """Replace `path`, in the format of its suffix; a full disk leaves the old file as it was."""
     picture = BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata=_METADATA.get(path.suffix))
     replace_file(path, picture.getvalue())
@@ -140,7 +140,7 @@ def text_rows(axes: Axes, rows: Sequence[tuple[float, str, bool]]) -> None:
 
 
 def bare_rows(axes: Axes) -> None:
-    """Rows need neither ticks nor a line to their left."""
+    """Remove ticks and the left line from an axis whose rows are text."""
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -166,7 +166,7 @@ def interval(axes: Axes, y: float, look: Look, found: Difference | Mean, filled:
 
 
 def label(text: object, width: int = 64, lines: int = 3) -> str:
-    """A name as it can stand in a figure: never mathematics, never a character that the font lacks, in short lines."""
+    """A name as a figure can show it: no mathematics, no character that the font lacks, in short lines."""
     rows = textwrap.wrap(_drawable(text), width) or [" "]
     if len(rows) > lines:
         rows = [*rows[: lines - 1], f"{rows[lines - 1][: width - 1]}…"]
@@ -192,7 +192,7 @@ def _escaped(text: str) -> str:
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """Of the characters that matplotlib would warn of, none is here."""
+    """The characters that the font can draw; matplotlib would warn of any other."""
     fonts = [get_font(findfont(FontProperties(family=FONT, weight=weight))) for weight in ("normal", "bold")]
     return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
 
@@ -212,7 +212,7 @@ def plain(value: float) -> str:
 
 
 def legend(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> None:
-    """Below the panels, where it hides nothing; the figure grows by its height."""
+    """Put a legend below the panels, where it hides nothing; the figure grows by its height."""
     if not entries:
         return
     handles, texts = zip(*entries, strict=True)
@@ -234,11 +234,11 @@ def entry(text: str, **drawn: Any) -> tuple[Line2D, str]:
 
 
 def view(values: Iterable[float], log: bool = False, flat: float = _FLAT) -> tuple[float, float] | None:
-    """The part of an axis that is shown, without a margin: all finite values but those so far off that they would
-    flatten the rest. None without a finite (log: positive) value.
+    """Choose the part of an axis that is shown, without a margin.
 
-    Far off is what lies more than `flat` times the distance of the quartiles outside of them, and at least half of the
-    quartile's size (log: three decades).
+    It covers all finite values but those so far off that they would flatten the rest; None without a finite (log:
+    positive) value. A value is far off if it lies more than `flat` times the distance of the quartiles outside of them,
+    and at least half of the quartile's size (log: three decades).
     """
     bounds = (1 / _LARGEST, _LARGEST) if log else (-_LARGEST, _LARGEST)
     finite = (v for v in map(float, values) if math.isfinite(v) and (v > 0 or not log))
@@ -255,7 +255,7 @@ def view(values: Iterable[float], log: bool = False, flat: float = _FLAT) -> tup
 
 
 def padded(low: float, high: float, log: bool = False, top: float = 0.0, margin: float = 0.06) -> tuple[float, float]:
-    """Limits of an axis that shows `low` to `high`, with margins, and free above them in the share `top`."""
+    """Limits of an axis that shows `low` to `high` with margins and leaves the share `top` free above them."""
     if log:
         lower, upper = padded(math.log10(low), math.log10(high), False, top, margin)
         return 10**lower, 10**upper
@@ -265,7 +265,7 @@ def padded(low: float, high: float, log: bool = False, top: float = 0.0, margin:
 
 
 def near(values: np.ndarray, limits: tuple[float, float], log: bool = False) -> np.ndarray:
-    """`values` without those that no axis of these limits can place: a line may leave the picture, and not by far."""
+    """Move values that no axis of these limits can place towards it: a line may leave the picture, but not by far."""
     low, high = limits
     with np.errstate(invalid="ignore"):
         if log:
@@ -303,7 +303,7 @@ def learning_rates(axes: Axes, lrs: Iterable[float], width: float = 0.5 * WIDTH)
 
 
 def rule(axes: Axes, height: float, text: str = "", left: bool = False) -> None:
-    """A thin line across the panel, with a name at one end where its number on the axis does not say it all."""
+    """Draw a thin line across the panel, with a name at one end where its number on the axis does not explain it."""
     axes.axhline(height, color="0.45", linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
     if not text:
         return
