@@ -7,10 +7,9 @@ import dataclasses
 import torch
 
 from stability_lab.config import ConfigError, TrainConfig
-from stability_lab.data.load import load
 from stability_lab.data.loader import check_length, validation_starts, validation_windows
+from stability_lab.data.source import TokenData
 from stability_lab.data.stream import build_sampler
-from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.model.init import initialise
@@ -49,7 +48,7 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
 
 def load_data(config: TrainConfig) -> TokenData:
     tokenizer = instantiate(config.tokenizer, "tokenizer")
-    data = load(instantiate(config.data, "data"), tokenizer)
+    data = instantiate(config.data, "data").load(tokenizer)
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:

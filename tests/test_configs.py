@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,14 @@ from stability_lab import build
 from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
 from stability_lab.data import hf_tokenizer
+from stability_lab.data.sources import hub
 from stability_lab.plugins.instantiate import instantiate
 
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
 CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
-# Small sections with one way to be: in the root file, not in a group.
-REQUIRED = {"data/text": ["data.path=x"], "data/tokens": ["data.path=x"], "data/hub": ["data.name=a/b"]}
-REQUIRED |= {
-    "scale/full": ["model=gpt_nano"],
-    "tokenizer/json": ["tokenizer.path=x"],
-    "tokenizer/hub": ["tokenizer.name=x"],
-}
-PRESETS = {"data/wikitext103", "data/tinystories", "data/fineweb_edu", "data/c4"}
 GLOBAL = {"recipe", "experiment", "scale"}  # groups whose options set keys of others
-IN_THE_ROOT = {"stability", "sweep", "debug"}
+IN_THE_ROOT = {"stability", "sweep", "debug"}  # small sections with one way to be
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -68,6 +62,15 @@ def some_tokenizer() -> str:
     return tokenizer.to_str()
 
 
+def required(option: str, given: Mapping[str, object]) -> list[str]:
+    """Overrides for the keys and groups that an option leaves open (`???`), with the values that are `given`."""
+    content = read(config_dir() / f"{option}.yaml")
+    entries = [entry for entry in content.get("defaults", []) if isinstance(entry, dict)]
+    names = [f"{option.split('/')[0]}.{key}" for key, value in content.items() if value == "???"]
+    names += [key.partition("/")[2] for entry in entries for key, value in entry.items() if value == "???"]
+    return [f"{name}={given[name]}" for name in names]
+
+
 class FewTokens:
     """Stands for a corpus where only its vocabulary matters."""
 
@@ -76,35 +79,46 @@ class FewTokens:
     eos_first = False
 
 
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Something real for every key that an option leaves open, and a hub that has any dataset and any tokenizer."""
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [f"document {i}" for i in range(10_050)]})
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, streaming, **options: rows.to_iterable_dataset() if streaming else rows
+    )
+    monkeypatch.setattr(hub, "use_hub", lambda: True)
+    monkeypatch.setattr(hub, "commit_of", lambda name, revision: revision)
+    monkeypatch.setattr(hf_tokenizer, "_fetch", lambda name, revision: some_tokenizer())
+    (tmp_path / "tokenizer.json").write_text(some_tokenizer(), encoding="utf-8")
+    # UTF-8 with enough different words to learn a vocabulary from; and, as uint16, ids of the byte tokenizer.
+    text = "".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000))
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    (tmp_path / "text_and_ids").write_text(text, encoding="utf-16-le")
+    return {
+        "data.path": tmp_path / "text_and_ids",
+        "data.name": "owner/dataset",
+        "tokenizer.path": tmp_path / "tokenizer.json",
+        "tokenizer.name": "owner/model",
+        "text": tmp_path / "text",
+        "model": "gpt_nano",
+    }
+
+
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_composes_and_builds(
+    option: str, given: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, name = option.split("/")
-    text = tmp_path / "text.txt"
-    # Enough different words to learn a vocabulary from.
-    text.write_text("".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000)), encoding="utf-8")
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "one document after the other"}\n' * 3, encoding="utf-8")
-    vocabulary = tmp_path / "tokenizer.json"
-    vocabulary.write_text(some_tokenizer(), encoding="utf-8")
-    ids = tmp_path / "ids.bin"
-    ids.write_bytes(bytes(range(100)) * 20)
-    if option in ("data/sotu", "data/stdlib") or option.startswith("data/synthetic"):
-        extra = ["model.seq_len=16"]
-    elif (read(config_dir() / f"{option}.yaml")).get("_target_", "").endswith(".Hub"):
-        extra = ["model.seq_len=16", "data.name=json", f"data.data_files={rows}", "data.config=null"]
-        extra += ["data.revision=null", "data.val_documents=1", "data.streaming=true"]
-    elif option in ("tokenizer/json", "tokenizer/hub"):
-        monkeypatch.setattr(hf_tokenizer, "_fetch", lambda name, revision: some_tokenizer())
-        extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
-        extra += ["tokenizer.name=x"] if name == "hub" else [f"tokenizer.path={vocabulary}"]
-    elif option == "data/tokens":
-        extra = ["model.seq_len=16", f"data.path={ids}", "data.dtype=uint8"]
-    elif group in ("data", "tokenizer"):
-        extra = ["model.seq_len=16", "data=text", f"data.path={text}"]
+    extra = required(option, given)
+    if group in ("data", "tokenizer"):
+        extra += ["model.seq_len=16"]
     else:
         monkeypatch.setattr(build, "load_data", lambda config: FewTokens())
-        extra = REQUIRED.get(option, [])
-    composed = compose_one(*dict.fromkeys([chosen(option), *extra]))
+    if group == "tokenizer":
+        extra += ["data=text", f"data.path={given['text']}"]
+    composed = compose_one(chosen(option), *extra)
     build.check(composed.config)
     assert composed.notices == ()
     if group == "model":
@@ -116,7 +130,8 @@ def test_every_option_composes_and_builds(option: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> None:
     group = option.split("/")[0]
-    composed = compose_one(chosen(option), *REQUIRED.get(option, []))
+    paths_and_names = dict.fromkeys(("data.path", "data.name", "tokenizer.path", "tokenizer.name"), "a/b")
+    composed = compose_one(chosen(option), *required(option, {"model": "gpt_nano", **paths_and_names}))
     if group in ("experiment", "scale"):
         for section, schema in CLOSED_SETS.items():
             assert_same_keys(composed.plain[section], schema, section)
@@ -132,12 +147,20 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
         cls = getattr(importlib.import_module(module), class_name)
         assert set(node) - {"_target_"} == set(typed_fields(cls)), option
         built = instantiate(node, group)
-        if group == "recipe" or option in PRESETS:
+        if group == "recipe" or is_preset(option):
             continue  # its values are the published model's, or the dataset's
         # The value stands in the YAML; the class repeats it for those who use it without Hydra.
         for field in dataclasses.fields(cls):
             if field.default is not dataclasses.MISSING and (group, field.name) != ("tracking", "mode"):
                 assert getattr(built, field.name) == field.default, f"{option}: {field.name}"
+
+
+def is_preset(option: str) -> bool:
+    """Whether an option fills in what another option of the same class leaves open."""
+    siblings = [o for o in OPTIONS if o.split("/")[0] == option.split("/")[0] and o != option]
+    target = read(config_dir() / f"{option}.yaml").get("_target_")
+    same = [read(config_dir() / f"{o}.yaml") for o in siblings if target is not None]
+    return any(one.get("_target_") == target and "???" in one.values() for one in same)
 
 
 def assert_same_keys(plain: dict[str, Any], schema: Any, prefix: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from stability_lab.config import ConfigError, Parser
+from stability_lab.machine.cores import cores
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,21 +30,23 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_intermixed_args(argv)
-    workers = (os.cpu_count() or 1) if args.workers is None else args.workers
+    workers = cores() if args.workers is None else args.workers
     if not 1 <= workers <= 1024:
         raise ConfigError(f"--workers={workers}: must be 1 to 1024")
     if args.shard_tokens is not None and args.shard_tokens < 1:
         raise ConfigError(f"--shard-tokens={args.shard_tokens}: must be 1 or more")
 
     from stability_lab.compose import compose_jobs, read_command_line
+    from stability_lab.data.source import TextSource
     from stability_lab.data.tokens.prepare import SHARD_TOKENS, default_folder, prepare
     from stability_lab.plugins.instantiate import instantiate
 
     folder = [] if args.config_dir is None else ["--config-dir", args.config_dir]
     (job,) = compose_jobs(read_command_line([*folder, *args.overrides]))
     source, tokenizer = instantiate(job.config.data, "data"), instantiate(job.config.tokenizer, "tokenizer")
-    if not hasattr(source, "iterate"):
-        raise ConfigError(f"data={source.name}: has ids already; prepare text, such as data=text or data=hub")
+    if not isinstance(source, TextSource):
+        name = type(source).__name__
+        raise ConfigError(f"data: {name} has ids already; prepare text, such as data=text or data=hub")
     folder = default_folder(source, tokenizer) if args.out is None else args.out
     started = time.perf_counter()
     try:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.data.network import hub_error, use_hub
-from stability_lab.data.sources.corpus import Documents
+from stability_lab.data.source import Documents
 from stability_lab.data.tokenizer import Ids, byte_of_character, tokenizers_library
 
 if TYPE_CHECKING:

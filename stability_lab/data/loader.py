@@ -6,13 +6,15 @@ of ranks read the same samples, and a resumed run needs no loader state.
 """
 
 import hashlib
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from stability_lab.config import ConfigError
-from stability_lab.data.tokens.memmap import TokenData
+from stability_lab.data.source import TokenData
 from stability_lab.data.tokens.shards import Ids, Tokens, windows_of
 
 
@@ -27,43 +29,69 @@ class Sampler(Protocol):
         """For the manifest: fingerprints of what the run reads, and how it goes on after an interruption."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold beside the number of samples so far, as JSON can hold it; often nothing."""
+        ...
 
-class TrainSampler:
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on after the last sample that had been given out when `state` was saved."""
+        ...
+
+
+class WindowSampler(ABC):
+    """A sampler whose sample i can be read at any time, so that it has no state."""
+
+    def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
+        assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
+        self._seed = data_seed % 2**64
+        self._seq_len = seq_len
+        self._n_tokens = len(tokens)
+        self._windows = windows_of(tokens, seq_len + 1)
+
+    @abstractmethod
+    def starts(self, first: int, n: int) -> Ids:
+        """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
+
+    def batch(self, first: int, n: int) -> Ids:
+        """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
+        return self._windows[self.starts(first, n)].astype(np.int64)
+
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        firsts = {"first_batch": 0, "last_batch": (max_steps - 1) * per_step}
+        return {name: batch_fingerprint(self.batch(first, per_step)) for name, first in firsts.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError("the checkpoint has the place in a stream, and this run reads none")
+
+
+class TrainSampler(WindowSampler):
     """Training samples in random order without replacement, epoch after epoch.
 
     Windows start at multiples of `seq_len` (a window's last target is the next one's first input), so a token
     is a target at most once an epoch; up to seq_len - 1 ids at the end are never read. Epoch e is a
-    permutation drawn from a Philox generator keyed by (data_seed, e).
+    permutation drawn from a Philox generator keyed by (data_seed, e). A batch may cross the end of an epoch.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
-        assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
-        self._seq_len = seq_len
-        self._seed = data_seed % 2**64
-        self._windows = windows_of(tokens, seq_len + 1)
-        self._n_windows = (len(tokens) - 1) // seq_len
+        super().__init__(tokens, seq_len, data_seed)
         self._permutations: dict[int, Ids] = {}
 
     @property
     def n_windows(self) -> int:
         """Samples in an epoch."""
-        return self._n_windows
+        return (self._n_tokens - 1) // self._seq_len
 
     def starts(self, first: int, n: int) -> Ids:
-        """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
         epochs, places = np.divmod(np.arange(first, first + n), self.n_windows)
         starts = np.empty(n, dtype=np.int64)
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             here = epochs == epoch
             starts[here] = self._permutation(epoch)[places[here]]
         return starts * self._seq_len
-
-    def batch(self, first: int, n: int) -> Ids:
-        """Samples first, ..., first + n - 1, shape (n, seq_len + 1); it may cross the end of an epoch."""
-        return self._windows[self.starts(first, n)].astype(np.int64)
-
-    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
-        return _ends(self, per_step, max_steps)
 
     def _permutation(self, epoch: int) -> Ids:
         if epoch not in self._permutations:
@@ -75,35 +103,17 @@ class TrainSampler:
         return self._permutations[epoch]
 
 
-class RandomWindows:
+class RandomWindows(WindowSampler):
     """Training samples that start anywhere, drawn with replacement, as nanoGPT does.
 
     The start of sample i is a hash of (data_seed, i), so any sample can be read without those before it.
     """
 
-    def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
-        assert len(tokens) > seq_len > 0, f"{len(tokens)} tokens: too few for seq_len {seq_len}"
-        self._windows = windows_of(tokens, seq_len + 1)
-        self._offset = _mix(np.array([data_seed % 2**64], dtype=np.uint64) + _GOLDEN)
-
     def starts(self, first: int, n: int) -> Ids:
-        """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
+        offset = _mix(np.array([self._seed], dtype=np.uint64) + _GOLDEN)
         numbers = np.arange(first, first + n, dtype=np.uint64)
         # The remainder favours low positions by len(tokens) / 2^64, which nobody can see.
-        return (_mix(numbers + self._offset) % np.uint64(len(self._windows))).astype(np.int64)
-
-    def batch(self, first: int, n: int) -> Ids:
-        """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
-        return self._windows[self.starts(first, n)].astype(np.int64)
-
-    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
-        return _ends(self, per_step, max_steps)
-
-
-def _ends(sampler: Sampler, per_step: int, max_steps: int) -> dict[str, str]:
-    last = (max_steps - 1) * per_step
-    batches = {"first_batch": sampler.batch(0, per_step), "last_batch": sampler.batch(last, per_step)}
-    return {name: batch_fingerprint(batch) for name, batch in batches.items()}
+        return (_mix(numbers + offset) % np.uint64(len(self._windows))).astype(np.int64)
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

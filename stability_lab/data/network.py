@@ -29,9 +29,9 @@ def use_hub() -> bool:
     return False
 
 
-def hub_error(key: str, error: BaseException | None, online: bool, instead: str) -> ConfigError:
+def hub_error(key: str, error: BaseException, online: bool, instead: str) -> ConfigError:
     """One sentence for whatever a library of the hub raised; an access token in it is blotted out."""
-    if error is None or not online or _is_about_the_network(error):
+    if not online or _is_about_the_network(error):
         return ConfigError(
             f"{key}: the hub cannot be reached (no network leads there, or HF_HUB_OFFLINE is set), and its cache has "
             f"not got it; connect, copy a filled cache here and set HF_HOME, or use {instead}"
@@ -57,36 +57,22 @@ def without_tokens(text: str) -> str:
 def commit_of(dataset: str, revision: str | None) -> str | None:
     """The commit that a dataset's branch or tag means, asked once a process; None where nobody knows.
 
-    Without a network it is the one in the hub's cache. A dataset that does not exist is left to who opens it.
+    Without a network it is the one in the hub's cache.
     """
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
-    if use_hub():
-        import huggingface_hub
+    online = use_hub()
+    import huggingface_hub
 
-        try:
-            return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=WAIT_S).sha
-        except Exception:  # whatever it is, opening the dataset will meet it again and say so
-            return None
     try:
-        return (_hub_cache("datasets", dataset) / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        if online:
+            return huggingface_hub.HfApi().dataset_info(dataset, revision=revision, timeout=WAIT_S).sha
+        cached = huggingface_hub.snapshot_download(
+            dataset, repo_type="dataset", revision=revision, local_files_only=True
+        )
+        return Path(cached).name
+    except Exception:  # whatever it is, opening the dataset will meet it again and say so
         return None
-
-
-def is_cached(kind: str, name: str) -> bool:
-    """Whether the hub's cache has anything of a dataset (`kind` datasets) or model (models) of that name."""
-    tables = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
-    return _hub_cache(kind, name).is_dir() or (tables / name.replace("/", "___")).is_dir()
-
-
-def _home() -> Path:
-    return Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-
-
-def _hub_cache(kind: str, name: str) -> Path:
-    hub = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
-    return hub / f"{kind}--{name.replace('/', '--')}"
 
 
 def _is_about_the_network(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Samples from ids that come in one order only; where the reader stands is its state."""
+"""Samples from ids that come in one order only; the reader's place is the state."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data.loader import RandomWindows, Sampler, TrainSampler, batch_fingerprint
-from stability_lab.data.tokens.memmap import TokenData, TokenStream
+from stability_lab.data.source import TokenData, TokenStream
 from stability_lab.data.tokens.shards import Ids
 
 
 class StreamSampler:
     """Consecutive windows of a stream: a window's last target is the next one's first input, as in `TrainSampler`.
 
-    Samples must be asked for in order. `state_dict` goes into a checkpoint, and a sampler that loads it goes on with
+    Samples must be asked for in order. `state` goes into a checkpoint, and a sampler that loads it goes on with
     the sample after the last one that was given out.
     """
 
@@ -25,54 +26,43 @@ class StreamSampler:
         self._next = 0
         self._last_id: int | None = None
         self._ahead = np.zeros((0, seq_len + 1), dtype=np.int64)  # read, and not yet given out
-        self._saved: dict[str, Any] | None = None  # the state before those were read
-        self._taken = 0  # of those, given out since
 
     def batch(self, first: int, n: int) -> Ids:
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1); ValueError unless they are the next ones."""
         if first != self._next:
             raise ValueError(f"sample {first} of a stream that stands at sample {self._next}: it has one order only")
-        known = self._ahead[:n]
-        self._ahead, self._taken = self._ahead[len(known) :], self._taken + len(known)
-        if not len(self._ahead):
-            self._saved, self._taken = None, 0
+        if n > len(self._ahead):
+            self._ahead = np.concatenate([self._ahead, self._read(n - len(self._ahead))])
+        batch, self._ahead = self._ahead[:n], self._ahead[n:]
         self._next += n
-        return known if len(known) == n else np.concatenate([known, self._read(n - len(known))])
+        return batch
 
     def _read(self, n: int) -> Ids:
-        have = 0 if self._last_id is None else 1
-        ids = np.empty(n * self._seq_len + 1, dtype=np.int64)
-        if self._last_id is not None:
-            ids[0] = self._last_id
-        ids[have:] = self._stream.read(len(ids) - have)
+        overlap = np.array([] if self._last_id is None else [self._last_id], dtype=np.int64)
+        ids = np.concatenate([overlap, self._stream.read(n * self._seq_len + 1 - len(overlap))])
         self._last_id = int(ids[-1])
-        return np.lib.stride_tricks.sliding_window_view(ids, self._seq_len + 1)[:: self._seq_len].copy()
+        return sliding_window_view(ids, self._seq_len + 1)[:: self._seq_len].copy()
 
     def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
         """For the manifest: the first batch's fingerprint, read ahead for it, and how a resumed run goes on."""
         facts = {"resume": "exact" if self._stream.exact else "approximate: the shuffle buffer is not saved"}
         if self._next or len(self._ahead):
             return facts
-        self._saved = self.state_dict()
         self._ahead = self._read(per_step)
         return {"first_batch": batch_fingerprint(self._ahead), **facts}
 
-    def state_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        if self._saved is not None:
-            return self._saved | {"next": self._next, "taken": self._taken}
-        return {"next": self._next, "taken": 0, "last_id": self._last_id, "stream": self._stream.state_dict()}
+    def state(self) -> dict[str, Any]:
+        ahead = self._ahead.tolist()
+        return {"next": self._next, "last_id": self._last_id, "ahead": ahead, "stream": self._stream.state()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._stream.load_state_dict(state["stream"])
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._stream.load_state(state["stream"])
         self._next, self._last_id = state["next"], state["last_id"]
-        self._ahead, self._saved, self._taken = self._ahead[:0], None, 0
-        if state["taken"]:
-            self._read(state["taken"])
+        self._ahead = np.array(state["ahead"], dtype=np.int64).reshape(-1, self._seq_len + 1)
 
 
 def build_sampler(data: TokenData, seq_len: int, data_seed: int, sampling: SamplingConfig) -> Sampler:
-    """What the configuration asks for; ConfigError where a stream cannot do it."""
+    """The sampler that the configuration asks for; ConfigError where a stream cannot do it."""
     if data.stream is not None:
         if sampling.name == "random_window":
             raise ConfigError(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.config import ConfigError
-from stability_lab.data.sources.corpus import Documents
+from stability_lab.data.source import Documents
 from stability_lab.disk.files import replace_file
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ END_OF_DOCUMENT = "<|endoftext|>"
 """How the end-of-document id is shown in decoded text."""
 
 TRAIN_EVERY = 4
-"""A vocabulary is learned from every so-manieth training document: as good as from all, and faster."""
+"""A vocabulary is learned from one training document in this many: as good as from all, and faster."""
 
 GPT2_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",

@@ -13,7 +13,7 @@ import torch
 from stability_lab.config import TrainConfig
 from stability_lab.data.loader import Sampler
 from stability_lab.data.repeats import repetitive
-from stability_lab.data.tokens.memmap import TokenData
+from stability_lab.data.source import TokenData
 from stability_lab.diagnostics.probe import probe_attention, validate
 from stability_lab.judge.judgement import Judgement
 from stability_lab.judge.series import Row, perplexity
@@ -167,8 +167,7 @@ class Loop:
             training["random/cuda"] = torch.cuda.get_rng_state(run.device)
         n = self.watch.n
         plain = {"step": n, "tokens": n * self._tokens, "watch": watched, "tokens_per_s": self.speeds}
-        if hasattr(run.sampler, "state_dict"):  # a stream's; otherwise the step says which samples come next
-            plain["sampler"] = run.sampler.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
+        plain["sampler"] = run.sampler.state()
         return State(weights_of(run.model), training, plain)
 
     def load_state(self, state: State) -> None:
@@ -180,8 +179,7 @@ class Loop:
             run.step.load_state(tensors)
             self.watch.load_state(columns, plain["watch"])
             self.speeds = [float(speed) for speed in plain["tokens_per_s"]]
-            if "sampler" in plain:
-                run.sampler.load_state_dict(plain["sampler"])  # pyright: ignore[reportAttributeAccessIssue]
+            run.sampler.load_state(plain["sampler"])
             torch.set_rng_state(tensors["random/cpu"])
             if run.device.type == "cuda" and "random/cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["random/cuda"], run.device)

@@ -1,7 +1,9 @@
 """`data inspect` on files and on a run; bad input is one sentence."""
 
+import gzip
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 from stability_lab import cli
 from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.sources.corpus import TextFiles
+from stability_lab.data.tokenizer import ByteTokenizer, Gpt2
 from stability_lab.data.tokens.formats import CHUNK
 
 
@@ -26,12 +30,13 @@ def test_a_raw_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert block["unigram_entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
     assert (block["format"], block["dtype"], block["tokens"]) == ("raw", "uint16", len(text))
     assert block["frequent"][0] == {"id": 32, "count": 300, "text": " "}
-    assert block["sample"].startswith("to be or not")
-    assert block["repeats"]["longest"] == [{"start": 1000, "period": 1, "repeats": 40}]
+    assert block["head"].startswith("to be or not")
+    assert block["runs"] == [{"start": 1000, "period": 1, "repeats": 40}]
     assert cli.run(["data", "inspect", str(tmp_path / "x.bin")]) == 0
     shown = capsys.readouterr().out
     assert "uint16" in shown
-    assert "1 tokens x 40 at 1,000" in shown
+    assert re.search(r"^runs +start 1,000, period 1, repeats 40$", shown, re.M)
+    assert re.search(r"^unigram_entropy +\d\.\d{4}$", shown, re.M)
 
 
 def test_wider_ids_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +44,25 @@ def test_wider_ids_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     block = inspect(capsys, str(tmp_path / "x.bin"))
     assert (block["dtype"], block["largest_id"]) == ("uint32", 999)
     assert block["unigram_entropy"] == pytest.approx(math.log(1000))
+
+
+def test_text_is_shown_as_training_would_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(f"line {i} of the text\n" for i in range(3000))
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "rows.jsonl").write_text('{"text": "one document"}\n' * 40)
+    for name, tokenizer in (("book.txt", "bytes"), ("book.txt.gz", "gpt2"), ("rows.jsonl", "bytes")):
+        source = TextFiles(path=str(tmp_path / name))
+        data = source.load({"bytes": ByteTokenizer(), "gpt2": Gpt2()}[tokenizer])
+        for split, tokens in (("train", data.train_tokens), ("val", data.val_tokens)):
+            block = inspect(capsys, str(tmp_path / name), "--tokenizer", tokenizer, "--split", split)
+            assert block["tokens"] == tokens
+            assert f"the {split} split of data=text data.path={tmp_path / name}" in block["format"]
+            held_out = [source.holds_out(i) for i in range(int(data.corpus["documents"]))]
+            assert block["documents"] == held_out.count(split == "val")
+        assert block["head"].startswith("line 0" if "book" in name else "one document<|endoftext|>")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 99)
+    assert cli.run(["data", "inspect", str(tmp_path / "latin.txt")]) == 0  # as uint16, which it might be
 
 
 @pytest.mark.slow
@@ -66,10 +90,9 @@ def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (["nowhere.bin"], "cannot be read"),
         (["."], "neither a run's folder"),
         (["x.bin", "--dtype", "uint64"], "is it of another --dtype"),
-        (["x.bin", "--tokenizer", "bytes"], "id 257 at offset 257 is not in the tokenizer's vocabulary of 257"),
+        (["x.bin", "--tokenizer", "bytes"], "id 257 at offset 257 is not in a vocabulary of 257"),
         (["x.bin", "--tokenizer", "latin"], "must be bytes, gpt2 or a tokenizer.json"),
         (["x.bin", "--step", "1"], "only runs have steps"),
-        (["x.bin", "--sample", "0"], "must be 1 or more"),
     ],
 )
 def test_bad_input(
@@ -93,7 +116,7 @@ def test_the_offset_is_that_in_the_file(tmp_path: Path, capsys: pytest.CaptureFi
     ids[CHUNK + 7 :] = 300
     ids.tofile(tmp_path / "x.bin")
     assert cli.run(["data", "inspect", str(tmp_path / "x.bin"), "--tokenizer", "bytes"]) == 2
-    assert f"id 300 at offset {CHUNK + 7:,} is not in" in capsys.readouterr().err
+    assert f"id 300 at offset {CHUNK + 7:,} is not in a vocabulary of 257" in capsys.readouterr().err
 
 
 def test_the_data_command_says_what_it_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_prepare_and_train(
     [
         (["--workers", "0"], "--workers=0: must be 1 to 1024"),
         (["--shard-tokens", "0"], "--shard-tokens=0: must be 1 or more"),
-        (["data=tokens", "data.path=x"], "data=tokens: has ids already"),
+        (["data=tokens", "data.path=x"], "data: TokenFiles has ids already"),
         (["data=txet"], "did you mean text?"),
         (["data=text", "data.path=nowhere.txt"], "no such file or folder"),
         (["seed=1,2"], "add -m"),

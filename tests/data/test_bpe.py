@@ -15,9 +15,9 @@ import regex
 
 from stability_lab.config import ConfigError
 from stability_lab.data import tokenizer as tokenizer_module
-from stability_lab.data.sources.corpus import Documents, Sotu
+from stability_lab.data.source import Documents
+from stability_lab.data.sources.corpus import Sotu
 from stability_lab.data.tokenizer import GPT2_SHA256, Bpe, BytePairs, Gpt2
-from stability_lab.data.tokens.memmap import load_tokens
 from stability_lab.plugins.instantiate import instantiate
 
 WORDS = (
@@ -340,7 +340,7 @@ def test_gpt2_equals_transformers() -> None:
 @pytest.mark.slow
 def test_default_on_the_embedded_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STABILITY_LAB_CACHE", str(tmp_path))
-    data = load_tokens(Sotu(), Bpe())
+    data = Sotu().load(Bpe())
     assert data.train.dtype == np.uint16
     assert (data.train_tokens, data.val_tokens) == (2_716_658, 155_490)
     assert 12_185_751 / (data.train_tokens + data.val_tokens) == pytest.approx(4.243, abs=1e-3)

@@ -5,7 +5,7 @@ import pytest
 
 from stability_lab.config import ConfigError
 from stability_lab.data.loader import RandomWindows, TrainSampler, batch_fingerprint, check_length, validation_windows
-from stability_lab.data.tokens.memmap import TokenData
+from stability_lab.data.source import TokenData
 
 TOKENS = np.arange(1003, dtype=np.uint16)
 

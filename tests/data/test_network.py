@@ -55,17 +55,6 @@ def test_errors_of_the_network_are_told_from_others() -> None:
     assert "cannot be reached" in sentence(RuntimeError("no such dataset"), online=False)
 
 
-def test_the_cache_is_where_the_hub_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert not network.is_cached("datasets", "a/b")
-    (tmp_path / "hub" / "datasets--a--b").mkdir(parents=True)
-    (tmp_path / "datasets" / "c___d").mkdir(parents=True)
-    assert network.is_cached("datasets", "a/b")
-    assert network.is_cached("datasets", "c/d")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["data=fineweb_edu"], ["tokenizer=hub", "tokenizer.name=gpt2"]])
 @pytest.mark.parametrize("network_is", ["unknown", "switched off", 503, "close", "silence"])

@@ -179,10 +179,10 @@ class Stream:
         self.position += n
         return self.sampler.batch(self.position * 3, n)
 
-    def state_dict(self) -> dict[str, int]:
+    def state(self) -> dict[str, int]:
         return {"position": self.position}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state(self, state: dict[str, int]) -> None:
         self.position = state["position"]
 
 
@@ -219,7 +219,7 @@ def test_a_state_of_another_run_is_refused(prepare, tmp_path):
         good._replace(plain=good.plain | {"step": 5}),
         good._replace(plain=good.plain | {"watch": []}),
         good._replace(plain=good.plain | {"watch": good.plain["watch"] | {"looked_at": "many"}}),
-        good._replace(plain=good.plain | {"sampler": {}}),
+        good._replace(plain=good.plain | {"sampler": {"position": 9}}),
     ):
         with pytest.raises(ValueError, match=r".+"):
             prepared(prepare, "plain", tmp_path).loop.load_state(broken)

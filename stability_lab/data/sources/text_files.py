@@ -6,6 +6,7 @@ not even that: it is mapped and cut.
 
 from __future__ import annotations
 
+import codecs
 import glob
 import gzip
 import itertools
@@ -16,21 +17,19 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 from stability_lab.config import ConfigError
-
-Document: TypeAlias = tuple[str, bytes]
-"""(name, UTF-8 text)"""
+from stability_lab.data.source import Document
 
 PIECE_BYTES = 16 * 1024
 """Aimed-at size of a piece where a few long files stand in for documents."""
+LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"
+SUFFIXES = (".txt", *LINES, PARQUET)
+Paths = list[tuple[str, Path]]
 
-PLAIN, LINES, PARQUET = ".txt", (".jsonl", ".ndjson"), ".parquet"
-SUFFIXES = (PLAIN, *LINES, PARQUET)
 
-
-def text_paths(pattern: str) -> list[tuple[str, Path]]:
+def text_paths(pattern: str) -> Paths:
     """(name, path) of a file, of a folder's text files or of what a glob matches, sorted by name.
 
     Names are relative to the files' common folder: moving the data leaves them as they are.
@@ -56,16 +55,15 @@ def text_paths(pattern: str) -> list[tuple[str, Path]]:
     return sorted((p.relative_to(root).as_posix(), p) for p in paths)
 
 
-def read_documents(paths: list[tuple[str, Path]], field: str) -> Iterator[Document]:
+def read_documents(paths: Paths, field: str) -> Iterator[Document]:
     """A plain file is one document; a line of JSON or a row of Parquet is one, with its text under `field`.
 
-    Where that is null the row is left out.
+    A row in which that is null is left out.
     """
     for name, path in paths:
-        if _kind(path) in LINES:
-            yield from _json_lines(name, path, field)
-        elif _kind(path) == PARQUET:
-            yield from _parquet_rows(name, path, field)
+        if _has_rows(path):
+            rows = _parquet_rows(path, field) if _kind(path) == PARQUET else _json_lines(path, field)
+            yield from ((f"{name}#{number:09d}", text) for number, text in rows)
         else:
             with _opened(path) as file:
                 text = file.read()
@@ -73,28 +71,35 @@ def read_documents(paths: list[tuple[str, Path]], field: str) -> Iterator[Docume
             yield name, text
 
 
-def read_pieces(paths: list[tuple[str, Path]], field: str, at_least: int) -> Iterator[Document]:
+def read_pieces(paths: Paths, field: str, at_least: int) -> Iterator[Document]:
     """The same text as pieces of about 16 KiB, or smaller ones so that there are some `at_least`.
 
     Pieces end after a newline, else after a space, else after a character.
     """
     size = min(PIECE_BYTES, max(1, sum(_text_bytes(path, field) for _, path in paths) // at_least))
     for name, path in paths:
-        if _is_plain(path) and path.stat().st_size:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                pieces = _cut_at_newlines(text, size, path)
-                yield from ((f"{name}#{i:06d}", piece) for i, piece in enumerate(pieces))
-        else:
-            for document, text in read_documents([(name, path)], field):
-                pieces = _cut_at_newlines(text, size, path)
-                yield from ((f"{document}#{i:06d}", piece) for i, piece in enumerate(pieces))
+        whole = _mapped(name, path) if _is_plain(path) else read_documents([(name, path)], field)
+        for document, text in whole:
+            pieces = _cut_at_newlines(text, size, path)
+            yield from ((f"{document}#{i:06d}", piece) for i, piece in enumerate(pieces))
 
 
-def fewer_documents_than(paths: list[tuple[str, Path]], field: str, n: int) -> bool:
-    """Without reading a plain file."""
-    plain = [path for _, path in paths if _kind(path) not in (*LINES, PARQUET)]
-    rows = read_documents([(name, path) for name, path in paths if path not in plain], field)
-    return len(list(itertools.islice(rows, max(n - len(plain), 0)))) + len(plain) < n
+def fewer_documents_than(paths: Paths, field: str, n: int) -> bool:
+    """Whether `paths` hold fewer than `n` documents. Plain files are not read, and of others only the first rows."""
+    rows = read_documents([(name, path) for name, path in paths if _has_rows(path)], field)
+    missing = n - sum(not _has_rows(path) for _, path in paths)
+    return len(list(itertools.islice(rows, max(missing, 0)))) < missing
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is text by its name or, as far as its first 64 KiB show, by its content."""
+    with _opened(path) as file:
+        head = file.read(2**16)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which allows half a character at the end
+    except UnicodeDecodeError:
+        return _has_rows(path)
+    return _has_rows(path) or (b"\0" not in head and head != b"")
 
 
 def utf8_error(text: bytes) -> int | None:
@@ -111,9 +116,13 @@ def _kind(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
+def _has_rows(path: Path) -> bool:
+    return _kind(path) in (*LINES, PARQUET)
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """For reading, through gzip where the content is."""
+    """The file for reading, through gzip if its content is that."""
     try:
         with path.open("rb") as file:
             gzipped = file.read(2) == b"\x1f\x8b"
@@ -125,10 +134,16 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _is_plain(path: Path) -> bool:
-    if _kind(path) in (*LINES, PARQUET):
+    if _has_rows(path):
         return False
     with _opened(path) as file:
         return not isinstance(file, gzip.GzipFile)
+
+
+def _mapped(name: str, path: Path) -> Iterator[tuple[str, mmap.mmap]]:
+    if path.stat().st_size:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            yield name, text
 
 
 def _text_bytes(path: Path, field: str) -> int:
@@ -137,7 +152,8 @@ def _text_bytes(path: Path, field: str) -> int:
     return sum(len(text) for _, text in read_documents([("", path)], field))
 
 
-def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
+def _json_lines(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
+    """(line, text), counted from 1."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if line.isspace():
@@ -146,19 +162,20 @@ def _json_lines(name: str, path: Path, field: str) -> Iterator[Document]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"data.path: {path}, line {number} is not JSON ({error}).") from error
-            if isinstance(row, dict) and row.get(field, "") is None:
-                continue
-            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            text = row.get(field, False) if isinstance(row, dict) else False
+            if isinstance(text, str):
+                # JSON can spell half of a surrogate pair, which no UTF-8 is.
+                yield number, text.encode(errors="replace")
+            elif text is not None:
                 keys = ", ".join(map(str, row)) if isinstance(row, dict) else "no object"
                 raise ConfigError(
                     f"data.field={field}: {path}, line {number} has no text under it (it has {keys}); "
                     "name the field that holds the text."
                 )
-            # JSON can spell half of a surrogate pair, which no UTF-8 is.
-            yield f"{name}#{number:09d}", row[field].encode(errors="replace")
 
 
-def _parquet_rows(name: str, path: Path, field: str) -> Iterator[Document]:
+def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
+    """(row, text), counted from 1."""
     import pyarrow.parquet
     from pyarrow import ArrowException
 
@@ -170,12 +187,9 @@ def _parquet_rows(name: str, path: Path, field: str) -> Iterator[Document]:
                     f"data.field={field}: {path} has no column of text of that name (it has "
                     f"{', '.join(columns.names)}); name the column that holds the text."
                 )
-            number = 0
-            for batch in file.iter_batches(batch_size=1024, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    if text is not None:
-                        yield f"{name}#{number:09d}", text.encode()
+            batches = file.iter_batches(batch_size=1024, columns=[field])
+            texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+            yield from ((number, text.encode()) for number, text in enumerate(texts, start=1) if text is not None)
     except (ArrowException, OSError) as error:
         raise ConfigError(f"data.path: {path} is no sound Parquet file ({str(error).splitlines()[0]}).") from error
 

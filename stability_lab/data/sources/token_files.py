@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 
 from stability_lab.config import ConfigError
+from stability_lab.data.source import TokenData
 from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions, fit_without_text
 from stability_lab.data.tokens.formats import DTYPES, FoundFormat, looks_like_wider_ids, recognise
-from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.data.tokens.prepared import is_prepared, open_prepared, refuse_unfinished
 from stability_lab.data.tokens.scan import Scan, scan
 from stability_lab.data.tokens.shards import as_tokens

@@ -87,7 +87,7 @@ def recognise(path: Path, raw_dtype: str) -> FoundFormat:
         raise ConfigError(f"{path} is empty; give a file of token ids")
     index = path.with_suffix(".idx")
     if head.startswith(NUMPY_MAGIC):
-        found = FoundFormat("npy", _numpy_region(path, size))
+        found = FoundFormat("npy", numpy_region(path))
     elif len(head) == LLMC_HEADER_BYTES and struct.unpack("<i", head[:4])[0] in LLMC:
         found = FoundFormat("llm.c", _llmc_region(path, size, head))
     elif path.suffix == ".bin" and index.is_file() and index.read_bytes()[:9] == MEGATRON_MAGIC:
@@ -148,7 +148,8 @@ def _llmc_region(path: Path, size: int, head: bytes) -> Region:
     return region
 
 
-def _numpy_region(path: Path, size: int) -> Region:
+def numpy_region(path: Path) -> Region:
+    """The ids of a .npy file; ConfigError where it is none, or is damaged."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -158,7 +159,7 @@ def _numpy_region(path: Path, size: int) -> Region:
             f"{path}: an array of shape {array.shape} and type {array.dtype}; token ids are one dimension of whole "
             "numbers"
         )
-    return Region(path, array.dtype, size - array.nbytes, len(array))
+    return Region(path, array.dtype, path.stat().st_size - array.nbytes, len(array))
 
 
 def _megatron(path: Path, size: int, index: Path) -> FoundFormat:

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,9 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.data.repeats import repetitive
-from stability_lab.data.sources.corpus import Documents, TextSource
-from stability_lab.data.sources.text_files import Document
+from stability_lab.data.source import Document, Documents, TextSource, TokenData
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
-from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
+from stability_lab.data.tokens.memmap import cache_dir, ids_dtype
 from stability_lab.data.tokens.prepared import (
     FORMAT,
     PROGRESS,
@@ -38,8 +37,11 @@ from stability_lab.data.tokens.prepared import (
     VOCABULARY,
     is_prepared,
     is_unfinished,
+    open_prepared,
     read_sidecar,
+    regions,
 )
+from stability_lab.data.tokens.scan import scan
 from stability_lab.disk.files import replace_file
 from stability_lab.disk.lock import Held, Lock, acquire
 
@@ -71,17 +73,20 @@ class _Split:
 
 @dataclass
 class _State:
-    """Where the work is after a complete shard. `chain` is a hash over the hashes of all documents so far."""
+    """The work after a complete shard. `chain` is a hash over the hashes of all documents so far."""
 
     key: dict[str, Any]
     read: int = 0
     dropped: int = 0
     chain: str = ""
     splits: dict[str, _Split] = field(default_factory=lambda: {name: _Split() for name in SPLITS})
-    counts: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "splits": {name: vars(split) for name, split in self.splits.items()}}
+
+def load_prepared(source: TextSource, tokenizer: TokenizerOptions) -> TokenData:
+    """The tokens of `source` from `default_folder`, where they are made now if they are not there."""
+    folder = default_folder(source, tokenizer)
+    prepare(source, tokenizer, folder)
+    return open_prepared(folder, tokenizer)
 
 
 def default_folder(source: TextSource, tokenizer: TokenizerOptions) -> Path:
@@ -111,37 +116,28 @@ def prepare(
         return meta
     if folder.is_dir() and not is_unfinished(folder) and any(folder.iterdir()):
         raise ConfigError(f"{folder} is no unfinished preparation and not empty; give another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # it, or what it is to lie in, is a file, or may not be written
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give another --out") from error
     lock = _locked(folder)
     try:
-        return _tokenise(source, tokenizer, folder, _resume(folder, key), workers, ngram_filter, shard_tokens)
-    except BaseException:
-        if not (folder / PROGRESS).exists():  # nothing to go on from
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+        state = _resumed(folder, key)
+        fitted = _fit(source, tokenizer, folder)
+        with _Writer(folder, state, ids_dtype(fitted.vocab_size), shard_tokens) as writer:
+            for documents in _encode_all(_chunks(source, state.read), fitted, ngram_filter, workers):
+                writer.add(documents)
+            return writer.finish(source, fitted)
     finally:
+        if not (folder / SIDECAR).exists() and not (folder / PROGRESS).exists():  # nothing to go on from
+            shutil.rmtree(folder, ignore_errors=True)
         lock.release()
 
 
-def _tokenise(
-    source: TextSource,
-    tokenizer: TokenizerOptions,
-    folder: Path,
-    state: _State,
-    workers: int,
-    ngram_filter: bool,
-    shard_tokens: int,
-) -> dict[str, Any]:
-    fitted = _fit(source, tokenizer, folder)
-    with _Writer(folder, state, fitted.vocab_size, shard_tokens) as writer, _bar(state) as bar:
-        for documents in _encode_all(_chunks(source, state.read), fitted, ngram_filter, workers):
-            for document in documents:
-                writer.add(document)
-            bar.update(sum(document.text_bytes for document in documents))
-        return writer.finish(source, fitted)
+def _locked(folder: Path) -> Lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return acquire(folder)
+    except Held as error:
+        raise ConfigError(f"{folder} is being prepared by {error}; wait for it") from error
+    except OSError as error:  # it, or what it is to lie in, is a file, or may not be written
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give another --out") from error
 
 
 def _key(source: TextSource, tokenizer: TokenizerOptions, ngram_filter: bool, shard_tokens: int) -> dict[str, Any]:
@@ -155,24 +151,11 @@ def _key(source: TextSource, tokenizer: TokenizerOptions, ngram_filter: bool, sh
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {_short(old.get(name))}, asked {_short(new[name])}" for name in new if old.get(name) != new[name]
-    )
+    differ = [name for name in new if old.get(name) != new[name]]
+    return ", ".join(f"{name} {json.dumps(old.get(name)):.60}, asked {json.dumps(new[name]):.60}" for name in differ)
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _locked(folder: Path) -> Lock:
-    try:
-        return acquire(folder)
-    except Held as error:
-        raise ConfigError(f"{folder} is being prepared by {error}; wait for it") from error
-
-
-def _resume(folder: Path, key: dict[str, Any]) -> _State:
+def _resumed(folder: Path, key: dict[str, Any]) -> _State:
     try:
         saved = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -182,8 +165,8 @@ def _resume(folder: Path, key: dict[str, Any]) -> _State:
             f"{folder} holds the beginning of other tokens ({_difference(saved['key'], key)}); delete it, or give "
             "another --out"
         )
-    saved["splits"] = {name: _Split(**split) for name, split in saved["splits"].items()}
-    return _State(**saved)
+    splits = {name: _Split(**split) for name, split in saved["splits"].items()}
+    return _State(key, saved["read"], saved["dropped"], saved["chain"], splits)
 
 
 def _fit(source: TextSource, tokenizer: TokenizerOptions, folder: Path) -> Tokenizer:
@@ -269,99 +252,105 @@ def _encode_all(
             pool.shutdown(cancel_futures=True)
 
 
-class _Writer:
-    """Appends documents to the shards of both splits; `state` moves on only when both are complete on the disk."""
+class _Shard:
+    """A shard that is being written."""
 
-    def __init__(self, folder: Path, state: _State, vocab_size: int, shard_tokens: int) -> None:
-        self.folder, self.state, self.shard_tokens = folder, state, shard_tokens
-        self.dtype = ids_dtype(vocab_size)
-        self.counts = np.zeros(vocab_size, dtype=np.int64)
-        if state.counts is not None:
-            self.counts = np.load(folder / state.counts, allow_pickle=False)
-        self._begin()
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.bin"
+        self.file = self.path.with_suffix(".part").open("wb")
+        self.sha256 = hashlib.sha256()
+        self.starts: list[int] = []
+        self.tokens = 0
+
+    def add(self, ids: npt.NDArray[np.integer]) -> None:
+        data = ids.tobytes()
+        self.file.write(data)
+        self.sha256.update(data)
+        self.starts.append(self.tokens)
+        self.tokens += len(ids)
+
+    def close(self) -> dict[str, Any]:
+        """Make it durable; its entry in the sidecar."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        documents = self.path.with_suffix(".docs.npy")
+        np.save(documents, np.array(self.starts, dtype=np.int64))
+        Path(self.file.name).replace(self.path)
+        return {
+            "file": self.path.name,
+            "documents_file": documents.name,
+            "tokens": self.tokens,
+            "documents": len(self.starts),
+            "sha256": self.sha256.hexdigest(),
+        }
+
+
+class _Writer:
+    """Appends documents to the shards of both splits; what it saves moves on only when both are on the disk."""
+
+    def __init__(self, folder: Path, state: _State, dtype: np.dtype, shard_tokens: int) -> None:
+        from tqdm import tqdm
+
+        self.folder, self.state, self.dtype, self.shard_tokens = folder, state, dtype, shard_tokens
+        self.shards = self._begin()
+        done = sum(split.text_bytes for split in state.splits.values())
+        # A progress bar where there is a terminal (disable=None).
+        self.bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, initial=done, disable=None, desc="tokenising")
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self.files.values():
-            file.close()
+        self.bar.close()
+        for shard in self.shards.values():
+            shard.file.close()
 
-    def _begin(self) -> None:
-        self.files = {split: self._path(split, "bin").with_suffix(".part").open("wb") for split in SPLITS}
-        self.hashes = {split: hashlib.sha256() for split in SPLITS}
-        self.starts: dict[str, list[int]] = {split: [] for split in SPLITS}
-        self.written: dict[str, int] = dict.fromkeys(SPLITS, 0)
+    def _begin(self) -> dict[str, _Shard]:
+        splits = self.state.splits.items()
+        return {name: _Shard(self.folder, f"{name}-{len(split.shards):05d}") for name, split in splits}
 
-    def _path(self, split: str, suffix: str) -> Path:
-        return self.folder / f"{split}-{len(self.state.splits[split].shards):05d}.{suffix}"
-
-    def add(self, document: Encoded) -> None:
-        state, split = self.state, self.state.splits[document.split]
-        state.read += 1
-        state.chain = hashlib.sha256(bytes.fromhex(state.chain) + document.sha256).hexdigest()
-        if document.ids is None:
-            state.dropped += 1
-            return
-        data = document.ids.tobytes()
-        self.files[document.split].write(data)
-        self.hashes[document.split].update(data)
-        self.starts[document.split].append(self.written[document.split])
-        self.written[document.split] += len(document.ids)
-        split.documents += 1
-        split.text_bytes += document.text_bytes
-        split.largest_id = max(split.largest_id, int(document.ids.max()))
-        if document.split == "train":
-            # Sorted rather than counted into the whole vocabulary: a document is short.
-            ids, counts = np.unique(document.ids, return_counts=True)
-            self.counts[ids] += counts
-        if self.written[document.split] >= self.shard_tokens:
-            self._commit()
-            self._begin()
+    def add(self, documents: Iterable[Encoded]) -> None:
+        state = self.state
+        for document in documents:
+            state.read += 1
+            state.chain = hashlib.sha256(bytes.fromhex(state.chain) + document.sha256).hexdigest()
+            self.bar.update(document.text_bytes)
+            if document.ids is None:
+                state.dropped += 1
+                continue
+            split, shard = state.splits[document.split], self.shards[document.split]
+            shard.add(document.ids)
+            split.documents += 1
+            split.text_bytes += document.text_bytes
+            split.largest_id = max(split.largest_id, int(document.ids.max()))
+            if shard.tokens >= self.shard_tokens:
+                self._commit()
+                self.shards = self._begin()
 
     def _commit(self) -> None:
-        for split in SPLITS:
-            self._close(split)
-        counts, old = f"counts-{len(self.state.splits['train'].shards):05d}.npy", self.state.counts
-        np.save(self.folder / counts, self.counts)
-        self.state.counts = counts
-        replace_file(self.folder / PROGRESS, json.dumps(self.state.as_dict()))
-        if old is not None:
-            (self.folder / old).unlink(missing_ok=True)
-
-    def _close(self, split: str) -> None:
-        known, file = self.state.splits[split], self.files[split]
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        path, documents = self._path(split, "bin"), self._path(split, "docs.npy")
-        np.save(documents, np.array(self.starts[split], dtype=np.int64))
-        Path(file.name).replace(path)
-        known.tokens += self.written[split]
-        known.shards.append(
-            {
-                "file": path.name,
-                "documents_file": documents.name,
-                "tokens": self.written[split],
-                "documents": len(self.starts[split]),
-                "sha256": self.hashes[split].hexdigest(),
-            }
-        )
+        for name, split in self.state.splits.items():
+            split.tokens += self.shards[name].tokens
+            split.shards.append(self.shards[name].close())
+        replace_file(self.folder / PROGRESS, json.dumps(asdict(self.state)))
 
     def finish(self, source: TextSource, tokenizer: Tokenizer) -> dict[str, Any]:
         """Writes the sidecar, which makes the folder a finished one, and clears what only the work needed."""
-        state = self.state
-        if any(self.written.values()) or not state.splits["train"].shards:
+        state, folder = self.state, self.folder
+        splits = {name: vars(split) for name, split in state.splits.items()}
+        if any(shard.tokens for shard in self.shards.values()) or not splits["train"]["shards"]:
             self._commit()
-        for split in SPLITS:
-            if not state.splits[split].tokens:
-                (self.folder / PROGRESS).unlink()
-                side = "training" if split == "train" else "validation"
+        for name, split in state.splits.items():
+            if not split.tokens:
+                (folder / PROGRESS).unlink()
+                side = "training" if name == "train" else "validation"
                 raise ConfigError(
                     f"data={source.about()['name']}: nothing is left for the {side} split of {state.read} documents, "
                     f"{state.dropped} of which the filter dropped; give more text"
                 )
-        shards = [shard["sha256"] for split in SPLITS for shard in state.splits[split].shards]
+        hashes = [shard["sha256"] for split in state.splits.values() for shard in split.shards]
+        # Training would read all ids before its first step; after this the cache knows them.
+        train = regions(folder, {"dtype": self.dtype, **splits}, "train")
         meta = {
             "format": FORMAT,
             "key": state.key,
@@ -369,8 +358,8 @@ class _Writer:
             "vocab_size": tokenizer.vocab_size,
             "eos_id": tokenizer.eos_id,
             "tokenizer": tokenizer.id,
-            "fingerprint": hashlib.sha256("".join(shards).encode()).hexdigest(),
-            "unigram_entropy": entropy(self.counts),
+            "fingerprint": hashlib.sha256("".join(hashes).encode()).hexdigest(),
+            "unigram_entropy": scan(train, tokenizer.vocab_size).unigram_entropy,
             "dropped_documents": state.dropped,
             "corpus": {
                 **source.about(),
@@ -378,20 +367,12 @@ class _Writer:
                 "documents": state.read,
                 "bytes": sum(split.text_bytes for split in state.splits.values()),
             },
-            **{split: vars(state.splits[split]) for split in SPLITS},
+            **splits,
         }
-        replace_file(self.folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
-        (self.folder / PROGRESS).unlink()
-        # Of earlier calls too: one that was killed leaves what it was writing.
+        replace_file(folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
+        (folder / PROGRESS).unlink()
+        # Calls that were killed left what they were writing, and one of an earlier version its counts.
         for pattern in ("*.part", "counts-*.npy", ".*.tmp"):
-            for left in self.folder.glob(pattern):
+            for left in folder.glob(pattern):
                 left.unlink()
         return meta
-
-
-def _bar(state: _State) -> Any:
-    """A progress bar where there is a terminal (disable=None)."""
-    from tqdm import tqdm
-
-    done = sum(split.text_bytes for split in state.splits.values())
-    return tqdm(unit="B", unit_scale=True, unit_divisor=1024, initial=done, disable=None, desc="tokenising")

@@ -9,16 +9,15 @@ train-00000.docs.npy, ...            position of each document's first id in its
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stability_lab.config import ConfigError
+from stability_lab.data.source import TokenData
 from stability_lab.data.tokenizer import TokenizerOptions, fit_without_text
 from stability_lab.data.tokens.formats import Region
-from stability_lab.data.tokens.memmap import TokenData
 from stability_lab.data.tokens.scan import scan
 from stability_lab.data.tokens.shards import as_tokens
 from stability_lab.disk.lock import LOCK
@@ -29,6 +28,9 @@ VOCABULARY = "vocabulary.json"
 PROGRESS = "progress.json"
 """In a folder whose preparation was interrupted after its first shard."""
 SPLITS = ("train", "val")
+_KEYS = ("key", "dtype", "vocab_size", "eos_id", "tokenizer", "fingerprint", "unigram_entropy", "corpus")
+_SPLIT_KEYS = ("tokens", "documents", "text_bytes")
+_SHARD_KEYS = ("file", "documents_file", "tokens", "documents", "sha256")
 
 
 def is_prepared(folder: Path) -> bool:
@@ -77,46 +79,20 @@ def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:
 
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
-    """Of a finished preparation; ConfigError where something is missing in it, or is of another kind."""
+    """The sidecar of a finished preparation; ConfigError where something in it is missing or does not add up."""
     meta = json.loads((folder / SIDECAR).read_text(encoding="utf-8"))
-    fault = _fault(meta, _SIDECAR, "")
-    for split in SPLITS:
-        fault = fault or _fault(meta[split], _SPLIT, f"{split}.")
-        for i, shard in enumerate([] if fault else meta[split]["shards"]):
-            fault = fault or _fault(shard, _SHARD, f"{split}.shards[{i}].")
-        if not fault and not sum(shard["tokens"] for shard in meta[split]["shards"]):
-            fault = f"its {split}.shards hold no token"
-    if fault:
-        raise ConfigError(f"{folder / SIDECAR} is damaged ({fault}); delete the folder and prepare it again")
+    try:
+        parts = [(meta, _KEYS), *((meta[split], _SPLIT_KEYS) for split in SPLITS)]
+        parts += [(shard, _SHARD_KEYS) for split in SPLITS for shard in meta[split]["shards"]]
+        for key in (key for part, keys in parts for key in keys if key not in part):
+            raise KeyError(key)
+        for split in SPLITS:
+            if not 0 < sum(shard["tokens"] for shard in meta[split]["shards"]) == meta[split]["tokens"]:
+                raise ValueError(f"the shards of {split} do not add up to its tokens")
+    except (KeyError, TypeError, ValueError) as error:
+        fault = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{folder / SIDECAR} is damaged ({fault}); delete the folder and prepare it again") from error
     return meta
-
-
-_SIDECAR = {
-    "key": dict,
-    "dtype": str,
-    "vocab_size": int,
-    "eos_id": int,
-    "tokenizer": str,
-    "fingerprint": str,
-    "unigram_entropy": float,
-    "dropped_documents": int,
-    "corpus": dict,
-    "train": dict,
-    "val": dict,
-}
-_SPLIT = {"shards": list, "tokens": int, "documents": int, "text_bytes": int}
-_SHARD = {"file": str, "documents_file": str, "tokens": int, "documents": int, "sha256": str}
-
-
-def _fault(found: Any, kinds: Mapping[str, type], where: str) -> str | None:
-    if not isinstance(found, dict):
-        return f"its {where.rstrip('.')} is no object"
-    for name, kind in kinds.items():
-        if name not in found:
-            return f"it has no {where}{name}"
-        if not isinstance(found[name], kind):
-            return f"its {where}{name} is no {kind.__name__}"
-    return None
 
 
 def regions(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:
@@ -146,12 +122,3 @@ def _checked(folder: Path, meta: dict[str, Any], split: str) -> list[Region]:
                 f"{region.path}: its SHA-256 begins with {sha256[:12]}, and {SIDECAR} has {wanted[:12]}; {advice}"
             )
     return found
-
-
-def document_starts(folder: Path, meta: dict[str, Any], split: str) -> np.ndarray:
-    """Position of each document's first id in the split, shape (documents,), int64."""
-    starts, position = [np.zeros(0, dtype=np.int64)], 0
-    for shard in meta[split]["shards"]:
-        starts.append(np.load(folder / shard["documents_file"], allow_pickle=False) + position)
-        position += shard["tokens"]
-    return np.concatenate(starts)

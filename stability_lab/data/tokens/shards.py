@@ -19,11 +19,11 @@ class Shards:
     def __init__(self, parts: Sequence[npt.NDArray[np.integer]]) -> None:
         assert parts
         self.parts = list(parts)
-        self.ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
         self.dtype = np.result_type(*parts)
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64).tolist()
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return self._ends[-1]
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """All ids in memory: for those of few shards, and for slices."""
@@ -33,15 +33,12 @@ class Shards:
         """Consecutive ids: a view where they lie in one part, else again a `Shards`."""
         start, stop, step = key.indices(len(self))
         assert step == 1
-        pieces = []
-        for end, part in zip(self.ends, self.parts, strict=True):
-            begin = int(end) - len(part)
-            piece = part[max(start - begin, 0) : max(stop - begin, 0)]
-            if len(piece):
-                pieces.append(piece)
-        if not pieces:
-            return np.empty(0, self.dtype)
-        return pieces[0] if len(pieces) == 1 else Shards(pieces)
+        pieces, part = [], bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[part] - len(self.parts[part])
+            pieces.append(self.parts[part][start - begin : stop - begin])
+            start, part = start + len(pieces[-1]), part + 1
+        return as_tokens(pieces) if pieces else np.empty(0, self.dtype)
 
 
 Tokens: TypeAlias = npt.NDArray[np.integer] | Shards
@@ -51,27 +48,14 @@ class Windows:
     """Windows of `length` consecutive ids of a `Shards`, indexed by their first positions as numpy's view is."""
 
     def __init__(self, tokens: Shards, length: int) -> None:
-        self.parts, self.length = tokens.parts, length
-        self._ends = tokens.ends.tolist()
+        self._tokens, self._length = tokens, length
 
     def __len__(self) -> int:
-        return self._ends[-1] - self.length + 1
+        return len(self._tokens) - self._length + 1
 
-    def __getitem__(self, starts: Ids) -> Ids:
+    def __getitem__(self, starts: Ids) -> npt.NDArray[np.integer]:
         """(n,) -> (n, length)"""
-        windows = np.empty((len(starts), self.length), dtype=np.int64)
-        for start, window in zip(starts.tolist(), windows, strict=True):
-            part = bisect_right(self._ends, start)
-            place = start - self._ends[part]  # from the part's end, and so negative
-            filled = 0
-            while filled < self.length:
-                ids = self.parts[part]
-                begin = len(ids) + place
-                piece = ids[begin : begin + self.length - filled]
-                window[filled : filled + len(piece)] = piece
-                filled, part = filled + len(piece), part + 1
-                place = -len(self.parts[part]) if filled < self.length else 0
-        return windows
+        return np.array([np.asarray(self._tokens[start : start + self._length]) for start in starts.tolist()])
 
 
 def windows_of(tokens: npt.NDArray[Any] | Shards, length: int) -> npt.NDArray[Any] | Windows:

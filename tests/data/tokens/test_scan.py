@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from stability_lab.data.tokens.token_statistics import bigram_entropy, statistics
+from stability_lab.data.tokens.scan import bigram_entropy, statistics
 
 
 def test_closed_forms() -> None:
@@ -36,7 +36,7 @@ def test_independent_ids_have_equal_entropies() -> None:
     assert bigram_entropy(ids[:1]) == 0.0
 
 
-@pytest.mark.parametrize(("ids", "message"), [([3, -1], "-1 near offset 1"), ([2**40], "near offset 0")])
+@pytest.mark.parametrize(("ids", "message"), [([3, -1], "id -1 at offset 1"), ([2**40], "at offset 0")])
 def test_ids_of_no_vocabulary(ids: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         statistics([np.array(ids)], 10)
