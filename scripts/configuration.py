@@ -37,7 +37,8 @@ def page() -> str:
 
 
 def group_rows() -> Iterator[tuple[str, ...]]:
-    for group, option in chosen().items():
+    folders = sorted({path.parent.name for path in config_dir().glob("*/*.yaml")})
+    for group, option in {**chosen(), **{name: "" for name in folders if name not in chosen()}}.items():
         options = (code(path.stem) for path in sorted((config_dir() / group).glob("*.yaml")))
         yield code(group), code(option) if option else "", " ".join(options)
 
