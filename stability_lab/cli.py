@@ -95,7 +95,10 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
 
 
 def _packages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What `--allow` names, wherever it stands and however often, and all other arguments."""
+    """What `--allow` names, wherever it stands and however often, and all other arguments.
+
+    The commands' own parsers know the flag for their --help alone.
+    """
     parser = Parser(prog="stability_lab", add_help=False, allow_abbrev=False)
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE")
     known, rest = parser.parse_known_args(list(arguments))

@@ -31,7 +31,7 @@ LAYERS: tuple[set[str], ...] = (
     {"training"},
     {"build"},
     {"run"},
-    {"monitoring", "reproduction"},
+    {"monitoring", "reproduction", "testing"},
     {"commands"},
     {"cli"},
     {"__main__", "__init__"},

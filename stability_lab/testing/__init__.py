@@ -1,0 +1,5 @@
+"""Checks for whoever adds to the lab, in this package or in one of their own. They need no pytest."""
+
+from stability_lab.testing.stabilizer_checks import check_stabilizer
+
+__all__ = ["check_stabilizer"]
