@@ -116,7 +116,9 @@ def _layer_factors(config: TrainConfig, seams: Seams) -> dict[str, list[float]]:
         "norm_scale": [seams.norm_scale(site).factor for site in sites],
         "score_restore": [seams.score_restore(site) for site in sites],
     }
-    factors = {name: [float(value) for value in values if value is not None] for name, values in found.items()}
+    factors = {
+        name: [torch.as_tensor(value).item() for value in values if value is not None] for name, values in found.items()
+    }
     return {name: values for name, values in factors.items() if values}
 
 

@@ -89,7 +89,7 @@ def test_flops_are_those_that_torch_counts(tiny_run, of) -> None:
     shape = ("model.attention=explicit", "model.mlp=swiglu", "model.n_kv_heads=2", "model.tied_head=true")
     run = tiny_run(*shape)
     with FlopCounterMode(display=False) as counter:
-        run.step(torch.from_numpy(run.sampler.batch(0, 4)), 1e-3)
+        run.step(run.objective.batch(torch.from_numpy(run.sampler.batch(0, 4)), 0), 1e-3)
     assert counter.get_total_flops() == of(*shape)["flops_per_token"] * 4 * T
 
 
@@ -247,7 +247,7 @@ def test_a_recipe_says_what_it_lacks(
     assert cli.run(["plan", *tiny_overrides, "+recipe=gemma2"]) == 0
     out = capsys.readouterr().out
     assert "gemma2 (arXiv:2408.00118)" in out
-    assert "sliding-window attention" in out
+    assert "training by distillation" in out
     assert "explicit (softcap acts on single attention logits" in out
 
 
