@@ -21,10 +21,11 @@ from stability_lab.compare.decision import decision
 from stability_lab.compare.figures import draw, style
 from stability_lab.compare.grouping import LR
 from stability_lab.compare.run_record import find_runs
-from stability_lab.compare.tables import Table, escape_markdown, markdown_table, p_text
+from stability_lab.compare.tables import escape_markdown, markdown_table, p_text
 from stability_lab.compare.text_report import tables
 from stability_lab.reproduction.catalogue import find
 from stability_lab.reproduction.datafile import data_path, read
+from stability_lab.text import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(result))
     else:
-        print(f"{args.run}: validation loss {result['val/loss']:.6f}  perplexity {result['val/ppl']:.5f}")
+        print(f"{args.run}: validation loss {result['val/loss']:.6f}  perplexity {result['val/ppl']:.6g}")
     return 0
 
 

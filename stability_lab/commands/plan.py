@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stability_lab.compose import CommandLine, compose_jobs, read_command_line, refuse_distributed
 from stability_lab.config import ConfigError, TrainConfig
+from stability_lab.text import aligned, duration
 
 if TYPE_CHECKING:
     from stability_lab.run.cost import Timing
@@ -172,11 +173,9 @@ def _text(job: Mapping[str, Any]) -> str:
         "step": f"{timing['step_s']:.4g} s ({steps}), {job['tokens_per_s']:,.0f} tokens/s",
         "MFU": "n/a: no dense peak known" if job["mfu"] is None else f"{job['mfu']:.1%} of the device's dense peak",
         "peak memory": _bytes(job["memory_bytes"]) + (" of the process" if job["device"] == "cpu" else " allocated"),
-        "ETA": f"{_clock(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in times.items()),
+        "ETA": f"{duration(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in times.items()),
     }
-    width = max(map(len, lines))
-    shown = [f"{name:<{width}}  {text}" for name, text in lines.items()]
-    return "\n".join([*shown, *(f"notice: {notice}" for notice in job["notices"])])
+    return "\n".join([*aligned(lines.items()), *(f"notice: {notice}" for notice in job["notices"])])
 
 
 def _table(result: Mapping[str, Any]) -> str:
@@ -185,19 +184,12 @@ def _table(result: Mapping[str, Any]) -> str:
     for number, job in enumerate(result["jobs"], 1):
         timing = job["timing"]
         about = "~" if timing["steps_timed"] == 0 else ""
-        step, eta = f"{about}{timing['step_s']:.4g}", about + _clock(job["eta_s"])
+        step, eta = f"{about}{timing['step_s']:.4g}", about + duration(job["eta_s"])
         counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}"
         rows.append((str(number), *counts, step, _bytes(job["memory_bytes"]), eta, job["job"]))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = ["  ".join([*(c.rjust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
     notices = dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"])
-    total = f"{len(result['jobs'])} jobs, one after the other: {_clock(result['total_eta_s'])}"
-    return "\n".join([*lines, total, *notices])
-
-
-def _clock(seconds: float) -> str:
-    minutes, s = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{s:02d}"
+    total = f"{len(result['jobs'])} jobs, one after the other: {duration(result['total_eta_s'])}"
+    return "\n".join([*aligned(rows), total, *notices])
 
 
 def _bytes(n: int | None) -> str:

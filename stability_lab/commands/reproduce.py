@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stability_lab.compare.tables import MISSING, Table, text_table
 from stability_lab.config import ConfigError, Parser
 from stability_lab.disk.files import replace_file
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of, find, reproductions
 from stability_lab.reproduction.claims import decide
 from stability_lab.reproduction.datafile import DATA, FIGURES
 from stability_lab.reproduction.page import Found, claim_table, load, lost, page, runs_missing
-from stability_lab.text import shown
+from stability_lab.text import MISSING, Table, duration, shown, text_table
 
 if TYPE_CHECKING:
     from stability_lab.reproduction.jobs import Sweep
@@ -56,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     plans = [_plan(part, args.scale, timings) for part in parts]
     print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, tuple(plan.row for plan in plans))))
     busy = ", on a machine as busy as now" if all(plan.here for plan in plans) else ""
-    print(f"total {_duration(sum(plan.seconds for plan in plans))}{busy}", flush=True)
+    print(f"total {duration(sum(plan.seconds for plan in plans))}{busy}", flush=True)
     if lacking:
         print(f"left out, since they lack this scale: {', '.join(lacking)}")
     if args.dry_run:
@@ -128,7 +127,7 @@ def _plan(part: Part, scale: str, timings: dict[str, Timing]) -> PartPlan:
     tokens = sorted({jobs.tokens_of(sweep.jobs[0]) for sweep in made})
     estimate = jobs.estimate(left, done, jobs.workers_of(part, scale), timings)
     counts = str(len(left) + len(done)), str(len(done)), _span(sizes), _span(tokens)
-    row = (part.part, *counts, _duration(estimate.seconds), limit, estimate.how)
+    row = (part.part, *counts, duration(estimate.seconds), limit, estimate.how)
     return PartPlan(row, estimate.seconds, estimate.here, made)
 
 
@@ -193,11 +192,3 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:g}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.1f} h"

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from stability_lab.compare.run_record import RunRecord, find_runs
-from stability_lab.compare.tables import MISSING, Table, markdown_table, text_table, words_for_nonfinite
+from stability_lab.compare.tables import markdown_table, words_for_nonfinite
 from stability_lab.config import Parser
-from stability_lab.text import shown
+from stability_lab.text import MISSING, Table, shown, text_table
 
 STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
 _FORMATS = {"lr": "g", "val/loss": ".4f", "largest attn logit": ",.4g", "tokens/s": ",.0f"}

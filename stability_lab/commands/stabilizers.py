@@ -10,7 +10,7 @@ from typing import Any
 from stability_lab.config import ConfigError, Parser
 from stability_lab.plugins.option_files import class_text, options
 from stability_lab.plugins.trust import PACKAGE, is_trusted
-from stability_lab.text import did_you_mean, shown
+from stability_lab.text import MISSING, aligned, did_you_mean, shown
 
 _COLUMNS = ("name", "seam", "parameters", "what it does")
 
@@ -62,17 +62,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         (
             row["name"],
-            ", ".join(row["seams"]) or "-",
-            " ".join(f"{key}={value}" for key, value in row["parameters"].items()) or "-",
+            ", ".join(row["seams"]) or MISSING,
+            " ".join(f"{key}={value}" for key, value in row["parameters"].items()) or MISSING,
             row["summary"] + ("" if row["package"] == PACKAGE else f" ({_whose(row)})"),
         )
         for row in rows
     ]
-    lines = [[shown(cell) for cell in line] for line in (_COLUMNS, *cells)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(aligned([_COLUMNS, *cells]))
 
 
 def _whose(row: Mapping[str, Any]) -> str:

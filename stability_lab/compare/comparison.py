@@ -13,7 +13,7 @@ from stability_lab.compare.comparability import Check, checks, pairs_hold, repea
 from stability_lab.compare.factorial import Factorial, factorials
 from stability_lab.compare.grouping import LR, Cell, Grouping, group, seed_of
 from stability_lab.compare.ladders import Ladder, ladders
-from stability_lab.compare.run_record import RunRecord, number
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.statistics import (
     Difference,
     Mean,
@@ -22,7 +22,7 @@ from stability_lab.compare.statistics import (
     t_interval,
 )
 from stability_lab.config import ConfigError
-from stability_lab.text import did_you_mean
+from stability_lab.text import did_you_mean, number
 
 # Preferred first: the definition of the first paper that every run of the table is long enough for.
 DEFINITIONS = ("olmo2", "olmo_core", "robust")

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from stability_lab.config import ConfigError, in_fingerprint
-from stability_lab.text import flatten, shown
+from stability_lab.text import flatten, number, shown
 
 OPEN_GROUPS = ("data", "tokenizer")
 _ENDED = ("completed", "diverged")
@@ -94,13 +94,13 @@ class RunRecord:
         """A final value by the name of its column, or a number in the summary by its path (`clip_fraction`)."""
         final = self.summary.get("final")
         if isinstance(final, Mapping) and name in final:
-            return number(final[name])
+            return _value(final[name])
         if name in self.summary:
-            return number(self.summary[name])
-        return number(_get(self.summary, *name.split(".")))
+            return _value(self.summary[name])
+        return _value(_get(self.summary, *name.split(".")))
 
     def initial(self, name: str) -> float | None:
-        return number(_get(self.summary, "initial", name))
+        return _value(_get(self.summary, "initial", name))
 
     def score(self, signal: str, definition: str) -> Mapping[str, Any]:
         score = _get(self.summary, "scores", signal, definition)
@@ -165,20 +165,14 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(path, config, manifest, summary)
 
 
-def number(value: Any) -> float | None:
-    """A float of what a file holds; None for what is no number. NaN and infinities stay."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, (int, float)):
-        # Beyond this no sum or square is finite, so it says no more than infinity.
-        return float(value) if not abs(value) > 1e300 else math.inf if value > 0 else -math.inf
-    if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
-        return float(value)
-    return None
+def _value(value: Any) -> float | None:
+    """A number of a file; beyond 1e300 no sum or square is finite, so it says no more than infinity."""
+    found = number(value)
+    return found if found is None or not abs(found) > 1e300 else math.copysign(math.inf, found)
 
 
 def _nan(value: Any) -> float:
-    found = number(value)
+    found = _value(value)
     return math.nan if found is None else found
 
 

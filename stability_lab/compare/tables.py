@@ -1,49 +1,16 @@
-"""Tables of strings as text for a terminal, Markdown for GitHub or LaTeX (booktabs)."""
+"""Tables of strings as Markdown for GitHub or LaTeX (booktabs)."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from stability_lab.text import shown
-
-MISSING = "-"
+from stability_lab.text import MISSING, Table, shown
 
 
 def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as people read them; `notes` explain marks and abbreviations."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-def text_table(table: Table) -> str:
-    lines = [[shown(cell) for cell in line] for line in (table.header, *table.rows)]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    shown_lines = ["  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    rule = "-" * min(sum(widths) + 2 * (len(widths) - 1), 200)
-    body = [shown_lines[0].rstrip(), rule, *(line.rstrip() for line in shown_lines[1:])]
-    notes = (textwrap.fill(shown(note), 120, break_long_words=False) for note in table.notes)
-    return "\n".join([table.title, *body, *notes])
-
-
-def _width(cell: str) -> int:
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in cell)
-
-
-def _pad(cell: str, width: int) -> str:
-    return cell + " " * (width - _width(cell))
 
 
 def markdown_table(table: Table) -> str:

@@ -17,17 +17,14 @@ from stability_lab.compare.grouping import Cell, Grouping, counted, short, shown
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.compare.tables import (
-    MISSING,
-    Table,
     escape_latex,
     escape_markdown,
     latex_table,
     markdown_table,
     p_text,
-    text_table,
     words_for_nonfinite,
 )
-from stability_lab.text import shown
+from stability_lab.text import MISSING, Table, aligned, shown, text_table
 
 _MARKS = {LOSS: "*", COST: "†"}
 
@@ -342,18 +339,11 @@ def _check_line(comparison: Comparison) -> str:
 
 
 def _checks_text(comparison: Comparison) -> str:
-    width = max(len(check.name) for check in comparison.checks)
-    lines = []
-    same = [check.name for check in comparison.checks if check.same is True]
-    if same:
-        lines += textwrap.wrap(", ".join(same), 110, initial_indent="  same     ", subsequent_indent=" " * 11)
-    lines += [
-        f"  {check.word:<8} {check.name:<{width}}  {check.detail}"
-        for check in comparison.checks
-        if check.same is not True
-    ]
-    paired = "yes, runs of one seed are pairs" if comparison.paired else "no"
-    return "\n".join(["Comparable?", *map(shown, lines), f"  paired   {paired}"])
+    same = textwrap.wrap(", ".join(check.name for check in comparison.checks if check.same is True), 100)
+    rows: list[tuple[str, ...]] = [("" if i else "same", line) for i, line in enumerate(same)]
+    rows += [(check.word, check.name, check.detail) for check in comparison.checks if check.same is not True]
+    rows.append(("paired", "yes, runs of one seed are pairs" if comparison.paired else "no"))
+    return "\n".join(["Comparable?", *(f"  {line}" for line in aligned(rows))])
 
 
 def _listing(title: str, lines: Iterable[str]) -> str:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stability_lab.compare.run_record import RunRecord, number
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.tables import words_for_nonfinite
 from stability_lab.config import ConfigError, convert
 from stability_lab.disk.files import replace_file
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence, by_delta
-from stability_lab.text import shown
+from stability_lab.text import number, shown
 
 DATA, FIGURES = "data", "figures"  # below the folder of the page
 

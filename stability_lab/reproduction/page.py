@@ -10,12 +10,13 @@ from pathlib import Path
 
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import t_interval
-from stability_lab.compare.tables import MISSING, Table, escape_markdown, markdown_table
+from stability_lab.compare.tables import escape_markdown, markdown_table
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
 from stability_lab.reproduction.claim_verdicts import VERDICTS, Finding
 from stability_lab.reproduction.claims import NOT_BUILT, Decided, decide, ladder_of
 from stability_lab.reproduction.datafile import data_path, read
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
+from stability_lab.text import MISSING, Table
 
 Found = Mapping[tuple[str, str], PartEvidence]  # (part, scale) -> evidence
 # Units of a difference; a metric that is not listed is a pure number.

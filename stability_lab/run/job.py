@@ -32,12 +32,12 @@ from stability_lab.run.folder import (
     read_object,
     run_name,
 )
-from stability_lab.run.last_words import flat, last_words
+from stability_lab.run.last_words import last_words
 from stability_lab.run.progress import Progress, short_name
 from stability_lab.run.resume import Start, go_on, is_complete, machine, moved, prepare, resumed_manifest
 from stability_lab.run.signals import CTRL_C, Interruption, Terminated, interruption
 from stability_lab.run.signals import EXIT_CODES as STOP_CODES
-from stability_lab.text import printable
+from stability_lab.text import flatten, shown
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.run_files import RunFiles
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
@@ -80,7 +80,7 @@ def execute(
         digest,
     )
     if config.if_exists == "resume" and not claim.resumes and claim.lock is not None:
-        _log.info("notice: no run of this configuration is there yet: %s starts", printable(str(claim.path)))
+        _log.info("notice: no run of this configuration is there yet: %s starts", shown(claim.path))
     return _execute(claim, composed, overrides, argv, number)
 
 
@@ -233,7 +233,8 @@ class Job:
             )
             summary |= {"status": "failed", "exit_code": EXIT_CODES["failed"]}
         if self.tracker is not None:
-            self.tracker.finish(flat(summary), summary["exit_code"])
+            known = {key: value for key, value in flatten(summary).items() if value not in (None, {})}
+            self.tracker.finish(known, summary["exit_code"])
         if summary["status"] in ("interrupted", "failed") and is_resumable(files.path / "checkpoints"):
             _log.info("to go on: python -m stability_lab train resume=%s", shlex.quote(str(files.path)))
         if loop is not None:

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab.judge.watch import LAST
-from stability_lab.text import flatten
+from stability_lab.text import aligned, rough
 from stability_lab.tracking.tracker import Tracker
 
 
 def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) -> str:
-    final, initial = summary["final"], summary["initial"]
+    final, initial, steps = summary["final"], summary["initial"], summary["steps"]
     lines = {
         "status": f"{summary['status']} (exit code {summary['exit_code']})",
         "verdict": f"{summary['verdict']}: {summary['reason']}",
-        "train": _loss(final, "train")
-        + f" (mean of the last {min(LAST, summary['steps'])} of {summary['steps']} steps)",
-        "validation": _loss(final, "val") + f" (at the start {_number(initial.get('val/loss'), '.4f')})",
+        "train": f"{_loss({}, final, 'train')} (mean of the last {min(LAST, steps)} of {steps} steps)",
+        "validation": _loss(initial, final, "val"),
         **_optimum(summary),
         "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
         "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
@@ -26,8 +25,7 @@ def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) 
         "files": str(path),
         "W&B": tracker.hint if tracker is not None else "not started",
     }
-    width = max(map(len, lines))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+    return "\n".join(aligned(lines.items()))
 
 
 def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -51,15 +49,14 @@ def _spikes(scores: Mapping[str, Any]) -> str:
     return f"not scored: {scores['robust']['reason']}" if scores else "not scored"
 
 
-def _loss(values: Mapping[str, Any], split: str) -> str:
-    loss, ppl = values.get(f"{split}/loss"), values.get(f"{split}/ppl")
-    return f"loss {_number(loss, '.4f')}  perplexity {_number(ppl, '.2f')}"
+def _loss(first: Mapping[str, Any], last: Mapping[str, Any], split: str) -> str:
+    """`loss 5.5540 -> 1.7694, perplexity 258 -> 5.87`; without what is not in `first`."""
+    ends = [values for values in (first, last) if values.get(f"{split}/loss") is not None]
+    if not ends:
+        return "not measured"
+    losses = " -> ".join(f"{values[f'{split}/loss']:.4f}" for values in ends)
+    return f"loss {losses}, perplexity {' -> '.join(rough(values[f'{split}/ppl']) for values in ends)}"
 
 
 def _number(value: float | None, spec: str) -> str:
     return "not measured" if value is None else format(value, spec)
-
-
-def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested keys joined by dots, for a mirror; what is None or empty is left out."""
-    return {key: value for key, value in flatten(nested).items() if value not in (None, {})}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tqdm import tqdm
 
 from stability_lab.config import TrainConfig
+from stability_lab.text import rough
 
 _log = logging.getLogger("stability_lab")
 LINES = 20  # plain lines a run
@@ -48,7 +49,7 @@ class Progress:
         if "perf/tokens_per_s" in row:
             self.speed = f"  {row['perf/tokens_per_s']:,.0f} tok/s"
         self.val_loss, norm = row.get("val/loss", self.val_loss), row["optim/grad_norm"]
-        rest = f"  ppl {ppl:.4g}  lr {row['optim/lr']:.2e}{self.speed}"
+        rest = f"  ppl {rough(ppl)}  lr {row['optim/lr']:.2e}{self.speed}"
         validation = f"  val {row['val/loss']:.4f}" if "val/loss" in row else ""
         text = f"loss {loss:.4f}{validation}  gnorm {norm:.3g}{rest}"
         if self.bar is not None:

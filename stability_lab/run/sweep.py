@@ -23,10 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stability_lab.compare.tables import Table, text_table
 from stability_lab.disk.files import replace_file
 from stability_lab.plugins.trust import allowed
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated
+from stability_lab.text import MISSING, Table, duration, text_table
 from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
@@ -145,10 +145,10 @@ def _line(journal: Journal, job: int, done: int) -> str:
         words.append(f"val/loss {record['val_loss']:.4f}")
     if record["status"] == "failed" and record.get("reason"):
         words.append(str(record["reason"]))
-    words.append("already there" if record.get("skipped") else _duration(record["seconds"]))
+    words.append("already there" if record.get("skipped") else duration(record["seconds"]))
     eta = ""
     if left and trained:
-        eta = f", about {_duration(sum(trained) / len(trained) * left / min(workers, left))}"
+        eta = f", about {duration(sum(trained) / len(trained) * left / min(workers, left))}"
     return f"[{done} of {journal.total}] {_name(record)}: {', '.join(words)}; {left} to go{eta}"
 
 
@@ -209,23 +209,15 @@ def _result(record: Mapping[str, Any] | None, was_started: bool, stopped: bool) 
 def _table(jobs: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> Table:
     rows = []
     for job in jobs:
-        loss = "-" if job.get("val_loss") is None else f"{job['val_loss']:.4f}"
-        taken = "already there" if job.get("skipped") else _duration(job["seconds"]) if "seconds" in job else "-"
-        rows.append((str(job["job"]), job["status"], job.get("verdict") or "-", loss, taken, _name(job)))
+        loss = MISSING if job.get("val_loss") is None else f"{job['val_loss']:.4f}"
+        taken = "already there" if job.get("skipped") else duration(job["seconds"]) if "seconds" in job else MISSING
+        rows.append((str(job["job"]), job["status"], job.get("verdict") or MISSING, loss, taken, _name(job)))
     title = f"{len(jobs)} {'run' if len(jobs) == 1 else 'runs'}: " + ", ".join(f"{n} {s}" for s, n in counts.items())
     return Table(title, ("job", "status", "verdict", "val/loss", "time", "run"), tuple(rows))
 
 
 def _name(record: Mapping[str, Any]) -> str:
     return Path(str(record["path"])).name if record.get("path") else " ".join(record.get("overrides", ())) or "-"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
 
 
 def _now() -> str:

@@ -134,8 +134,12 @@ def test_the_last_lines_say_what_came_out(shown: Shown, run: Path) -> None:
     assert report["status"] == "completed (exit code 0)"
     assert report["verdict"] == f"{summary['verdict']}: {summary['reason']}"
     final = summary["final"]
-    assert report["train"].startswith(f"loss {final['train/loss']:.4f}  perplexity {final['train/ppl']:.2f}")
-    assert report["validation"].startswith(f"loss {final['val/loss']:.4f}  perplexity {final['val/ppl']:.2f}")
+    assert report["train"].startswith(f"loss {final['train/loss']:.4f}, perplexity {final['train/ppl']:.3g} (mean")
+    first = summary["initial"]
+    assert report["validation"] == (
+        f"loss {first['val/loss']:.4f} -> {final['val/loss']:.4f}, "
+        f"perplexity {first['val/ppl']:.3g} -> {final['val/ppl']:.3g}"
+    )
     assert report["grad-norm spikes"].startswith("not scored: ")
     assert report["largest attention logit"].startswith(f"{summary['max_attn_logit']:.4g}")
     assert report["speed"] == f"{summary['tokens_per_s']:,.0f} tokens/s"

@@ -16,15 +16,8 @@ from stability_lab.compare import text_report as report
 from stability_lab.compare.comparison import Comparison, compare
 from stability_lab.compare.run_record import find_runs
 from stability_lab.compare.statistics import Difference, Mean
-from stability_lab.compare.tables import (
-    Table,
-    escape_latex,
-    escape_markdown,
-    latex_table,
-    markdown_table,
-    p_text,
-    text_table,
-)
+from stability_lab.compare.tables import escape_latex, escape_markdown, latex_table, markdown_table, p_text
+from stability_lab.text import Table, text_table
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.config import ConfigError, check_bounds, config_dir, convert, from_plain, schema
-from stability_lab.text import did_you_mean
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +108,6 @@ def test_bounds(bounds: dict[str, Any], good: Any, bad: Any, sentence: str) -> N
     with pytest.raises(ConfigError) as caught:
         check_bounds("k", bad, bounds)
     assert str(caught.value) == sentence
-
-
-def test_did_you_mean() -> None:
-    known = {"qknorm", "zloss", "none"}
-    assert did_you_mean("qknrom", known) == "did you mean qknorm?"
-    assert did_you_mean("something", known) == "known are none, qknorm, zloss"
 
 
 def changed(plain: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -367,14 +367,14 @@ def test_its_words_cannot_steer_the_terminal(copy: Path, run_command) -> None:
     file.write_text(json.dumps(state), encoding="utf-8")
     shown = run_command("train", "resume=copy")
     assert shown.code == 2
-    assert "optimizer.name=adamw: the run in copy has ?[2J?]0;owned?" in shown.err
+    assert "optimizer.name=adamw: the run in copy has \\x1b[2J\\x1b]0;owned\\x07" in shown.err
     assert "\x1b" not in shown.out + shown.err
     state["config"] = "none"
     state["machine"] = {"device": "\x1b[2J", "threads": []}
     file.write_text(json.dumps(state), encoding="utf-8")
     shown = run_command("train", "resume=copy")
     assert shown.code == 0
-    assert "device cpu (was ?[2J)" in shown.out
+    assert "device cpu (was \\x1b[2J)" in shown.out
     assert "\x1b" not in shown.out + shown.err
 
 

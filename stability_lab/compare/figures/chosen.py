@@ -11,7 +11,8 @@ from typing import Any
 from stability_lab.compare.comparison import Comparison, Row
 from stability_lab.compare.figures.style import label, setting_text
 from stability_lab.compare.grouping import LR, Cell, seed_of
-from stability_lab.compare.run_record import RunRecord, number
+from stability_lab.compare.run_record import RunRecord
+from stability_lab.text import number
 
 
 @dataclass(frozen=True, eq=False)

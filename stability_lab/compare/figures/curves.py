@@ -28,7 +28,8 @@ from stability_lab.compare.figures.style import (
     padded,
     view,
 )
-from stability_lab.compare.run_record import RunRecord, number
+from stability_lab.compare.run_record import RunRecord
+from stability_lab.text import number
 
 # Column, text of its axis, name of its spikes, logarithmic?
 PANELS = (
