@@ -106,6 +106,7 @@ def test_model_and_objective_know_neither_stabilizers_nor_each_other(part: str) 
 def test_each_service_lives_in_one_file() -> None:
     assert {name.rpartition("/")[0] for name in importers("wandb")} == {"tracking/wandb"}
     assert importers("datasets") <= {"data/sources/hub.py"}
+    assert importers("tensorboard") == {"logs/tensorboard.py"}
     assert all(name.startswith("compare/figures/") for name in importers("matplotlib"))
     assert importers("torch.distributed") <= {"training/distributed.py", "training/checkpoint.py"}
     # For the Trainer's callback; else only tests compare with it.

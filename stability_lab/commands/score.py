@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stability_lab.compare.run_record import read_run
 from stability_lab.config import ConfigError, Parser
 from stability_lab.judge.judgement import judge
 from stability_lab.judge.log import stride_of
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
-from stability_lab.logs.sources import Source, run_folder
-from stability_lab.logs.training_log import LogSeries, NamedLog, read_logs, read_metrics
-from stability_lab.text import shown
+from stability_lab.text import MISSING, aligned, flatten, number, shown
+
+if TYPE_CHECKING:  # pandas is loaded when a log is read
+    from stability_lab.logs.sources import Source
+    from stability_lab.logs.training_log import LogSeries, NamedLog
 
 Block = dict[str, Any]
 _SHOWN_EVENTS = 20
@@ -61,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _score(path: Path, args: argparse.Namespace) -> list[Block]:
     """One block for each run in `path`."""
+    from stability_lab.logs.training_log import read_logs, read_metrics
+
     if args.metric is not None:
         return [_one_metric(*found, args.definition) for found in read_metrics(path, args.metric, step=args.step)]
     logs = read_logs(path, loss=args.loss, grad_norm=args.grad_norm, step=args.step)
@@ -85,7 +91,7 @@ def _judged(log: NamedLog, warmup_steps: int | None, definition: str | None) -> 
 def _one_metric(series: LogSeries, source: Source, notes: list[str], definition: str | None) -> Block:
     scores = {name: score.as_dict(series.step) for name, score in spike_scores(series.value).items()}
     return {
-        **_head(source.path, source.run, source.format, len(source.rows)),
+        **_head(source.path, source.run, source.format, len(source.table)),
         "columns": {"metric": series.column} | ({"step": series.step_column} if series.step_column else {}),
         "steps": _span(series.step),
         "scores": _only({series.column: scores}, definition),
@@ -103,28 +109,29 @@ def _span(step: NDArray[np.int64]) -> dict[str, int]:
 
 def run_evidence(path: Path) -> tuple[Evidence, list[str]]:
     """What one of our own runs knows beyond its series, and a note where its files cannot be read."""
+    from stability_lab.logs.sources import run_folder
+
     folder = run_folder(path)
     if folder is None:
         return Evidence(), []
-    import yaml
-
     try:
-        manifest, summary = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in ("manifest.json", "summary.json")
-        )
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        data = manifest.get("data") or {}
-        return Evidence(
-            initial_val_loss=(summary.get("initial") or {}).get("val/loss"),
-            final_val_loss=(summary.get("final") or {}).get("val/loss"),
-            unigram_entropy=data.get("unigram_entropy"),
-            vocab_size=data.get("vocab_size"),
-            warmup_steps=int((config.get("schedule") or {}).get("warmup_steps") or 0),
-            nonfinite_parameter=bool(summary.get("nonfinite_parameter", False)),
-        ), []
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        reason = shown((str(error).strip() or type(error).__name__).splitlines()[0])
-        return Evidence(), [f"judged without the run's own facts, which cannot be read: {reason}"]
+        run = read_run(folder)
+    except ConfigError as error:
+        return Evidence(), [f"judged without the run's own facts, which cannot be read: {error}"]
+    facts, config = flatten(run.manifest), flatten(run.config)
+    return Evidence(
+        initial_val_loss=run.initial("val/loss"),
+        final_val_loss=run.metric("val/loss"),
+        unigram_entropy=number(facts.get("data.unigram_entropy")),
+        vocab_size=_whole(facts.get("data.vocab_size")),
+        warmup_steps=_whole(config.get("schedule.warmup_steps")) or 0,
+        nonfinite_parameter=run.summary.get("nonfinite_parameter") is True,
+    ), []
+
+
+def _whole(value: object) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and math.isfinite(found) else None
 
 
 def _only(scores: Mapping[str, Mapping[str, Any]], definition: str | None) -> dict[str, dict[str, Any]]:
@@ -150,7 +157,8 @@ def _lines(block: Block) -> Iterator[str]:
         yield f"  note      {shown(note)}"
     yield ""
     cells = [_score_cells(signal, score) for signal, named in block["scores"].items() for score in named.values()]
-    yield from _table(("signal", "definition", "window", "threshold", "spikes", "score", "95%", "one spike is"), cells)
+    header = ("signal", "definition", "window", "threshold", "spikes", "score", "95%", "one spike is")
+    yield from (f"  {line}" for line in aligned([header, *cells]))
     if "events" in block:
         yield ""
         yield from _event_lines(block["events"])
@@ -161,14 +169,14 @@ def _score_cells(signal: str, score: Mapping[str, Any]) -> tuple[str, ...]:
     if score["min_window"] < score["window"]:
         window = f"{score['min_window']} to {window}"
     threshold = f"{score['threshold']:g} {'two-sided' if score['two_sided'] else 'above'}"
-    head = (shown(signal), score["definition"], window, threshold)
+    head = (signal, score["definition"], window, threshold)
     if score["score"] is None:
         return (*head, f"undefined: {score['reason']}")
     spikes = f"{score['n_spikes']:,} of {score['n_scored']:,}"
     if score["n_nonfinite"]:
         spikes += f" ({score['n_nonfinite']:,} not finite)"
     interval = score["interval"]
-    between = "-" if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}%"
+    between = MISSING if interval is None else f"{interval[0]:.3g} to {interval[1]:.3g}%"
     return (*head, spikes, f"{score['score']:.3g}%", between, f"{score['resolution']:.2g}%")
 
 
@@ -187,22 +195,15 @@ def _event_lines(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{event['length']:,}",
             "not recovered" if event["recovery"] is None else f"{event['recovery']:,}",
             _number(event["lr"]),
-            "-" if event["tokens"] is None else f"{event['tokens']:,}",
-            shown(event["detail"]),
+            MISSING if event["tokens"] is None else f"{event['tokens']:,}",
+            event["detail"],
         )
         for event in events[:_SHOWN_EVENTS]
     ]
-    yield from _table(("step", "event", "height", "steps", "recovery", "lr", "tokens", "what"), cells)
+    header = ("step", "event", "height", "steps", "recovery", "lr", "tokens", "what")
+    yield from (f"  {line}" for line in aligned([header, *cells]))
     if len(events) > _SHOWN_EVENTS:
         yield f"  and {len(events) - _SHOWN_EVENTS:,} later ones: --format json has all"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines in columns; what stands last in its row may be as long as it likes."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines if i < len(line) - 1) for i in range(len(header) - 1)] + [0]
-    for line in lines:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
 
 
 def _steps(stride: int) -> str:
@@ -210,4 +211,4 @@ def _steps(stride: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return MISSING if value is None else f"{value:.4g}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES, spelling
-from stability_lab.logs.cells import flag, has_decimal_comma, is_empty, number, step_number
 from stability_lab.logs.sources import TENSORBOARD_CHART, Source
 from stability_lab.text import did_you_mean, shown
 
 WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
-READ = {"step": step_number, "skipped": flag}  # how the cells of a role are read, where not as numbers
 _LISTED = 30
 
 
@@ -37,7 +37,7 @@ def candidates(source: Source, role: str) -> list[str]:
 
 
 def count(source: Source, column: str, role: str) -> int:
-    return sum(value is not None for value in source.numbers(column, READ.get(role, number)))
+    return int(np.count_nonzero(source.numbers(column, role).known))
 
 
 def found(source: Source, role: str, notes: list[str]) -> str | None:
@@ -70,21 +70,17 @@ def asked_for(source: Source, role: str, asked: str) -> str:
 
 def no_number(source: Source, column: str) -> str | None:
     """Why a column is no series, if there is anything in it."""
-    cell = next((cell for row in source.rows if not is_empty(cell := row.get(column))), None)
-    if cell is None:
-        return None
-    hint = "; decimal commas are not read, write 2.5 for 2,5" if has_decimal_comma(cell) else ""
-    return f"the column {shown(column)} holds no number but {_sample(cell)}{hint}"
+    words = source.cells(column).dropna()
+    return None if words.empty else f"the column {shown(column)} holds no number but {_sample(words.iloc[0])}"
 
 
 def words_in(source: Source, column: str) -> str | None:
     """What to say of the cells that are neither a number nor empty."""
-    values = source.numbers(column)
-    cells = (row.get(column) for row, value in zip(source.rows, values, strict=True) if value is None)
-    words = [cell for cell in cells if not is_empty(cell)]
-    if not words:
+    words = source.cells(column).mask(source.numbers(column).known).dropna()
+    if words.empty:
         return None
-    return f"{len(words):,} cells of {shown(column)} are no numbers and left out, the first is {_sample(words[0])}."
+    first = _sample(words.iloc[0])
+    return f"{len(words):,} cells of {shown(column)} are no numbers and left out, the first is {first}."
 
 
 def what_is_there(source: Source) -> str:

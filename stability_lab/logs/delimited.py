@@ -1,51 +1,76 @@
-"""Tables of text: comma, semicolon or tab, with or without comments above, and names that occur twice."""
+"""Tables of text by pandas: comma, semicolon or tab, decimal commas, comments above, names that occur twice."""
 
 from __future__ import annotations
 
 import csv
-import io
-from collections import Counter
-from typing import Any
+import re
+import warnings
+from collections import Counter, deque
+from pathlib import Path
+from typing import TextIO
 
-from stability_lab.logs.cells import number
+import pandas as pd
 
-Row = dict[str, Any]
+from stability_lab.logs.cells import DECIMAL_COMMA, NOTHING, has_decimal_comma
+from stability_lab.text import number
+
+_SAMPLE = 1 << 16  # characters in which a decimal comma is looked for
 
 
-def read_table(text: str) -> tuple[list[Row], list[str]]:
-    """Rows by the names in the header, and what is to be said of them; ValueError for what is no table."""
-    header, body, notes = _split(text)
-    delimiter = max(",;\t", key=header.count)
-    names, doubled = _unique([name.strip() for name in next(csv.reader([header], delimiter=delimiter))])
+def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
+    """The table by the names in its header, and what is to be said of it; ValueError for what is no table."""
+    with path.open(encoding=encoding, errors="replace", newline="") as text:
+        header, notes = _header(text)
+        delimiter = max(",;\t", key=header.count)
+        names, doubled = _unique([name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
+        comma = delimiter != "," and _has_decimal_commas(text, delimiter)
+        frame = _read(text, names, delimiter, "," if comma else ".")
     notes += doubled
-    try:
-        records = [record for record in csv.reader(io.StringIO(body, newline=""), delimiter=delimiter) if record]
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
-    if len(records) > 1 and len(records[-1]) < len(names) == len(records[-2]) and not body.endswith("\n"):
+    if comma:
+        words = frame.select_dtypes(exclude="number").columns
+        frame[words] = frame[words].replace(DECIMAL_COMMA, r"\1.\2", regex=True)
+        notes.append("Its numbers have decimal commas.")
+    if _is_cut(path, encoding, delimiter, len(names)):
+        frame = frame.iloc[:-1]
         notes.append("The last line is unfinished and left out.")
-        records.pop()
-    # A record that is too long has cells without a name, and one that is too short lacks some.
-    return [dict(zip(names, record, strict=False)) for record in records], notes
+    return frame, notes
 
 
-def _split(text: str) -> tuple[str, str, list[str]]:
-    """The line with the names, what follows it, and a note where comments (`#`) stood above."""
-    comments = []
-    rest = text.lstrip()
-    while rest.startswith("#"):
-        comment, _, rest = rest.partition("\n")
-        comments.append(comment.lstrip("# ").strip())
-        rest = rest.lstrip()
-    header, _, body = rest.partition("\n")
-    note = f"{len(comments)} lines of comments above the table are left out." if len(comments) > 1 else ""
-    note = note or "A comment above the table is left out."
+def _read(text: TextIO, names: list[str], delimiter: str, decimal: str) -> pd.DataFrame:
+    """What follows; a cell beyond the names is left out, and `NaN` stays a word, since it is not an empty cell."""
+    with warnings.catch_warnings():
+        # A column of numbers and words may hold both.
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)
+        try:
+            return pd.read_csv(
+                text,
+                sep=delimiter,
+                decimal=decimal,
+                names=names,
+                usecols=range(len(names)),
+                index_col=False,
+                keep_default_na=False,
+                na_values=NOTHING,
+                skipinitialspace=True,
+            )
+        except pd.errors.EmptyDataError:
+            return pd.DataFrame(columns=names)
+
+
+def _header(text: TextIO) -> tuple[str, list[str]]:
+    """The line with the names, and a note where comments (`#`) stand above; `text` is left at what follows it."""
+    comments: list[str] = []
+    begin, line = 0, text.readline()
+    while (line and not line.strip()) or line.lstrip().startswith("#"):
+        comments += [line.lstrip("# ").strip()] if line.strip() else []
+        begin, line = text.tell(), text.readline()
+    if comments and _is_data(line) and not _is_data(comments[-1]):
+        text.seek(begin)  # the names themselves stand in a comment, as numpy.savetxt writes them
+        line = comments.pop()
     if not comments:
-        return header, body, []
-    if _is_data(header) and not _is_data(comments[-1]):
-        # The names themselves stand in a comment, as numpy.savetxt writes them.
-        return comments[-1], rest, [note] if len(comments) > 1 else []
-    return header, body, [note]
+        return line, []
+    many = f"{len(comments)} lines of comments above the table are left out."
+    return line, [many if len(comments) > 1 else "A comment above the table is left out."]
 
 
 def _is_data(line: str) -> bool:
@@ -66,3 +91,21 @@ def _unique(names: list[str]) -> tuple[list[str], list[str]]:
         if many > 1 and name
     ]
     return unique, notes
+
+
+def _has_decimal_commas(text: TextIO, delimiter: str) -> bool:
+    """Looked for in what follows next, and left to be read."""
+    begin = text.tell()
+    sample = text.read(_SAMPLE)
+    text.seek(begin)
+    return any(has_decimal_comma(cell.strip(' "')) for cell in re.split(rf"[{delimiter}\r\n]", sample))
+
+
+def _is_cut(path: Path, encoding: str, delimiter: str, columns: int) -> bool:
+    """Whether the last line lacks its end and cells that the line before has."""
+    with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
+        last = deque(lines, maxlen=2)
+    if len(last) < 2 or last[-1].endswith("\n"):
+        return False
+    before, cut = (len(cells) for cells in csv.reader(last, delimiter=delimiter))
+    return cut < columns == before

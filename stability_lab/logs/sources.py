@@ -5,21 +5,28 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from stability_lab.config import ConfigError
-from stability_lab.logs.cells import number
-from stability_lab.logs.delimited import Row, read_table
+from stability_lab.logs.cells import flag, step_number
+from stability_lab.logs.delimited import read_table
 from stability_lab.logs.tensorboard import is_event_file, read_scalars
-from stability_lab.text import shown
+from stability_lab.text import flatten, number, shown
 from stability_lab.tracking.run_files import METRICS
 
 # Logs that a folder may hold itself, the first of which is read.
 _LOGS = (METRICS, "trainer_state.json", "metrics.csv")
+_HEAD = 1 << 16  # bytes by which a format is known
+_CHUNK = 50_000  # rows that are in memory as objects
+_READ: Mapping[str, Callable[[Any], float | None]] = {"step": step_number, "skipped": flag}
 TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
     "a run's folder, CSV, JSONL, trainer_state.json of transformers, Parquet, TensorBoard event files or an offline "
@@ -27,34 +34,56 @@ KNOWN = (
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """Rows in the order of the log; a row lacks the columns that it has no value for.
+class Numbers(NamedTuple):
+    """Shape (rows,): the values of a column, and which rows have one; a NaN that was logged is a value."""
 
-    `run` names one of several runs in a file.
+    value: NDArray[np.float64]
+    known: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A log as a table, with its rows in their order.
+
+    A cell of the table is missing where the row has no value; a NaN that was logged is the word `NaN`. `run` names one
+    of several runs in a file.
     """
 
     path: Path
     format: str
-    rows: list[Row]
+    table: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     run: str | None = None
-    _numbers: dict[Any, list[float | None]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _numbers: dict[Any, Numbers] = field(default_factory=dict, init=False, repr=False)
 
-    @cached_property
+    @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(column for row in self.rows for column in row))
+        return list(self.table.columns)
 
     @property
     def name(self) -> str:
         return shown(self.path) if self.run is None else f"{shown(self.path)}, run {shown(self.run)}"
 
-    def numbers(self, column: str, read: Callable[[Any], float | None] = number) -> list[float | None]:
-        """The value of each row, as `read` reads its cell."""
-        key = (column, read)
-        if key not in self._numbers:
-            self._numbers[key] = [read(row.get(column)) for row in self.rows]
-        return self._numbers[key]
+    def cells(self, column: str) -> pd.Series:
+        return cast("pd.Series", self.table[column])
+
+    def numbers(self, column: str, role: str = "") -> Numbers:
+        """What a column says, read as its role asks: only steps may have thousands, only flags are truth values."""
+        read = _READ.get(role, number)
+        if (column, read) not in self._numbers:
+            self._numbers[column, read] = _numbers(self.cells(column), read)
+        return self._numbers[column, read]
+
+
+def _numbers(cells: pd.Series, read: Callable[[Any], float | None]) -> Numbers:
+    """By pandas where all cells are numbers, else word by word."""
+    if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
+        values = cells.to_numpy(np.float64, na_value=np.nan)
+        return Numbers(values, ~np.isnan(values))
+    there = cells.notna().to_numpy()
+    found = [read(cell) if has else None for cell, has in zip(cells, there, strict=True)]
+    known = np.array([value is not None for value in found], dtype=np.bool_)
+    return Numbers(np.array([np.nan if value is None else value for value in found], dtype=np.float64), known)
 
 
 def read_sources(path: Path) -> list[Source]:
@@ -81,10 +110,10 @@ def read_source(path: Path) -> Source:
     if path.is_dir() and parts[0].format != "run folder":
         names = ", ".join(shown(file.relative_to(path)) for file in files[:3])
         notes.insert(0, f"Read from {names}" + (f" and {len(files) - 3} more." if len(files) > 3 else "."))
-    source = Source(path, parts[0].format, [row for part in parts for row in part.rows], notes)
-    if not source.rows:
+    table = parts[0].table if len(parts) == 1 else pd.concat([part.table for part in parts], ignore_index=True)
+    if table.empty:
         raise ConfigError(". ".join([f"{shown(path)} holds no row", *(shown(note.rstrip(".")) for note in notes)]))
-    return source
+    return Source(path, parts[0].format, table, notes)
 
 
 def run_folder(path: Path) -> Path | None:
@@ -120,100 +149,93 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Source:
-    data = path.read_bytes()
-    if not data.strip():
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if not head.strip():
         raise ConfigError(f"{shown(path)} is empty")
-    if data.startswith(b"PAR1"):
-        return _parquet(path)
-    if data.startswith(b":W&B"):
+    if head.startswith(b"PAR1"):
+        return Source(path, "Parquet", *_parquet(path))
+    if head.startswith(b":W&B"):
         from stability_lab.tracking.wandb.wandb_tracker import read_offline_run
 
         rows, notes = read_offline_run(path)
-        return Source(path, "offline W&B run", [_flat(row) for row in rows], notes)
-    if is_event_file(data):
-        return Source(path, "TensorBoard events", *read_scalars(data))
-    text = _text(data)
-    if text is None:
+        return Source(path, "offline W&B run", _table(rows), notes)
+    if is_event_file(head):
+        rows, notes = read_scalars(path)
+        return Source(path, "TensorBoard events", _table(rows), notes)
+    encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = head.decode(encoding, errors="replace").strip()
+    if not text or "\0" in text:
         raise ConfigError(f"{shown(path)} is of no known format: give {KNOWN}")
-    if text.lstrip()[0] in "{[":
-        return _json(path, text)
-    return _table(path, text)
+    if text[0] in "{[":
+        return _json(path, encoding)
+    return _chart(path, *read_table(path, encoding))
 
 
-def _text(data: bytes) -> str | None:
-    """The text of a file; None where it is none."""
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
-    return text if text.strip() and "\0" not in text else None
-
-
-def _table(path: Path, text: str) -> Source:
-    rows, notes = read_table(text)
-    if not rows or set(rows[0]) != {"Wall time", "Step", "Value"}:
-        return Source(path, "CSV", rows, notes)
+def _chart(path: Path, table: pd.DataFrame, notes: list[str]) -> Source:
+    if set(table.columns) != {"Wall time", "Step", "Value"}:
+        return Source(path, "CSV", table, notes)
     # Its one series is named in the name that TensorBoard gives the file, `run-RUN-tag-TAG.csv`.
     tag = re.search(r"tag-(.+)", path.stem)
-    if tag:
-        rows = [{tag[1] if name == "Value" else name: cell for name, cell in row.items()} for row in rows]
-    return Source(path, TENSORBOARD_CHART, rows, notes)
+    return Source(path, TENSORBOARD_CHART, table.rename(columns={"Value": tag[1]}) if tag else table, notes)
 
 
-def _json(path: Path, text: str) -> Source:
+def _json(path: Path, encoding: str) -> Source:
     try:
-        whole = json.loads(text)
+        whole = json.loads(path.read_text(encoding, errors="replace"))
     except ValueError:
-        return _jsonl(path, text)
+        return Source(path, _own(path, "JSONL"), *_json_lines(path, encoding))
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         note = "transformers leaves NaN and infinite losses out of its log unless logging_nan_inf_filter=False."
-        return Source(path, "trainer_state.json of transformers", _objects(whole["log_history"]), [note])
-    return Source(path, _own(path, "JSON"), _objects(whole if isinstance(whole, list) else [whole]))
+        return Source(path, "trainer_state.json of transformers", _table(whole["log_history"]), [note])
+    return Source(path, _own(path, "JSON"), _table(whole if isinstance(whole, list) else [whole]))
 
 
-def _jsonl(path: Path, text: str) -> Source:
-    objects, strange = [], []
-    # Not splitlines: a string in JSON may hold U+2028 and its like.
-    lines = text.split("\n")
-    for at, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except ValueError:
-            item = None
-        if isinstance(item, dict):
-            objects.append(item)
-        else:
-            strange.append(at)
-    if not objects:
+def _json_lines(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
+    strange, at = [], 0
+
+    def objects() -> Iterator[dict[str, Any]]:
+        nonlocal at
+        # Not any other line break: a string in JSON may hold U+2028 and its like.
+        with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
+            for at, line in enumerate(lines, start=1):
+                try:
+                    item = json.loads(line)
+                except ValueError:
+                    item = None
+                if isinstance(item, dict):
+                    yield item
+                elif line.strip():
+                    strange.append(at)
+
+    table = _table(objects())
+    if not len(table):
         raise ConfigError(f"{shown(path)} is neither JSON nor one JSON object a line")
-    notes = []
-    if strange == [len(lines)]:
-        notes.append("The last line is unfinished and left out.")
-    elif strange:
-        notes.append(f"{len(strange)} lines are no JSON objects and left out, the first is line {strange[0]}.")
-    return Source(path, _own(path, "JSONL"), _objects(objects), notes)
+    if strange == [at]:
+        return table, ["The last line is unfinished and left out."]
+    if strange:
+        return table, [f"{len(strange)} lines are no JSON objects and left out, the first is line {strange[0]}."]
+    return table, []
 
 
 def _own(path: Path, otherwise: str) -> str:
     return "run folder" if run_folder(path) else otherwise
 
 
-def _objects(items: Iterable[Any]) -> list[Row]:
-    return [_flat(item) for item in items if isinstance(item, dict)]
+def _table(items: Iterable[Any]) -> pd.DataFrame:
+    """A row for each of `items` that is an object; nested ones become columns `outer/inner`."""
+    rows = (_row(item) for item in items if isinstance(item, dict))
+    parts = [pd.DataFrame(part) for part in iter(lambda: list(islice(rows, _CHUNK)), [])]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _flat(item: dict[str, Any], prefix: str = "") -> Row:
-    """Nested objects become columns `outer/inner`; what is missing (null) has no column."""
-    row: Row = {}
-    for key, value in item.items():
-        if isinstance(value, dict):
-            row |= _flat(value, f"{prefix}{key}/")
-        elif value is not None:
-            row[f"{prefix}{key}"] = value
-    return row
+def _row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Without null, and with NaN as a word, since pandas takes one for the other."""
+    cells = flatten(item, "/").items()
+    return {key: "NaN" if value != value else value for key, value in cells if value is not None}
 
 
-def _parquet(path: Path) -> Source:
+def _parquet(path: Path) -> tuple[pd.DataFrame, list[str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -221,11 +243,16 @@ def _parquet(path: Path) -> Source:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
         plain = [f.name for f in schema if not pa.types.is_nested(f.type) and not pa.types.is_binary(f.type)]
-        table = file.read(columns=plain)
+        read = file.read(columns=plain)
     except pa.ArrowException as error:
         raise ValueError(str(error)) from error
-    rows = [{name: cell for name, cell in row.items() if cell is not None} for row in table.to_pylist()]
+    table = read.to_pandas(ignore_metadata=True)
+    for name in plain:
+        if pa.types.is_floating(read[name].type):
+            logged = table[name].isna() & read[name].is_valid().to_pandas()
+            if logged.any():
+                table[name] = table[name].astype(object).mask(logged, "NaN")
     notes = []
     if b"pandas" in (schema.metadata or {}):
         notes.append("pandas wrote this file, and pandas writes NaN as a missing value.")
-    return Source(path, "Parquet", rows, notes)
+    return table, notes

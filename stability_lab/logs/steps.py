@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from stability_lab.config import ConfigError
 from stability_lab.judge.log import stride_of
-from stability_lab.logs.cells import step_number
 from stability_lab.logs.columns import asked_for, candidates
-from stability_lab.logs.sources import Source
+from stability_lab.logs.sources import Numbers, Source
 from stability_lab.text import shown
 
 Steps = NDArray[np.int64]
@@ -27,6 +26,21 @@ class Timeline:
     steps: Steps
     notes: list[str]
 
+    def steps_with(self, signals: Sequence[Numbers]) -> Steps:
+        """Each step at which one of `signals` has a value, once."""
+        steps = self.steps[np.any([signal.known[self.rows] for signal in signals], axis=0)]
+        return steps[np.append(steps[1:] != steps[:-1], np.ones(steps[:1].size, dtype=np.bool_))]
+
+    def at(self, steps: Steps, numbers: Numbers) -> Numbers:
+        """The values of a column at `steps`; of several values at one step the last."""
+        known = numbers.known[self.rows]
+        place = np.searchsorted(steps, self.steps[known]).clip(max=steps.size - 1)
+        same = steps[place] == self.steps[known]
+        found = Numbers(np.full(steps.size, np.nan), np.zeros(steps.size, dtype=np.bool_))
+        found.value[place[same]] = numbers.value[self.rows[known][same]]
+        found.known[place[same]] = True
+        return found
+
 
 def timeline(source: Source, signals: Sequence[str], others: Sequence[str] = (), asked: str | None = None) -> Timeline:
     """Steps of the rows that have a value of one of the columns `signals`, and of `others` if rows are not counted."""
@@ -36,11 +50,12 @@ def timeline(source: Source, signals: Sequence[str], others: Sequence[str] = (),
     if column is None:
         notes.append("No step column was found: rows are counted as steps (--step COLUMN names one).")
         return Timeline(None, rows, np.arange(1, rows.size + 1), notes)
-    values = source.numbers(column, step_number)
-    if missing := sum(values[row] is None for row in rows):
+    values, known = source.numbers(column, "step")
+    if missing := np.count_nonzero(~known[rows]):
         notes.append(f"{missing:,} rows with a value have no {shown(column)} and are left out.")
-    rows = np.array([row for row in _rows_with(source, (*signals, *others)) if values[row] is not None], dtype=np.intp)
-    steps = np.array([values[row] for row in rows], dtype=np.float64)
+    rows = _rows_with(source, (*signals, *others))
+    rows = rows[known[rows]]
+    steps = values[rows]
     wrong = steps[~(np.isfinite(steps) & (np.abs(steps) < 2**53) & (steps == np.floor(steps)))]
     if wrong.size:
         raise ConfigError(
@@ -52,8 +67,7 @@ def timeline(source: Source, signals: Sequence[str], others: Sequence[str] = (),
 
 
 def _rows_with(source: Source, columns: Sequence[str]) -> NDArray[np.intp]:
-    known = [[value is not None for value in source.numbers(column)] for column in columns]
-    return np.flatnonzero(np.any(known, axis=0))
+    return np.flatnonzero(np.any([source.numbers(column).known for column in columns], axis=0))
 
 
 def _step_column(source: Source, rows: NDArray[np.intp], asked: str | None, notes: list[str]) -> str | None:
@@ -64,8 +78,8 @@ def _step_column(source: Source, rows: NDArray[np.intp], asked: str | None, note
     columns = candidates(source, "step") if asked is None else [asked_for(source, "step", asked)]
     usable: dict[str, NDArray[np.float64]] = {}
     for column in columns:
-        values = source.numbers(column, step_number)
-        steps = np.array([value for row in rows if (value := values[row]) is not None])
+        values, known = source.numbers(column, "step")
+        steps = values[rows[known[rows]]]
         still = steps.size > 2 and steps.min() == steps.max()
         if asked is not None and (not steps.size or still):
             what = f"is {steps[0]:g} throughout" if still else "has no value where the log has one"

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES, spelling
 from stability_lab.judge.log import Log, stride_of
-from stability_lab.logs.cells import is_empty, number
 from stability_lab.logs.columns import (
-    READ,
     WORDS,
     asked_for,
     candidates,
@@ -24,7 +22,7 @@ from stability_lab.logs.columns import (
     nothing_known,
     words_in,
 )
-from stability_lab.logs.sources import Source, read_sources
+from stability_lab.logs.sources import Numbers, Source, read_sources
 from stability_lab.logs.steps import Timeline, timeline
 from stability_lab.text import shown
 
@@ -83,7 +81,9 @@ def _metric(source: Source, metric: str, step: str | None) -> tuple[LogSeries, S
     column = asked_for(source, "metric", metric)
     times = timeline(source, [column], asked=step)
     notes += [*_left_out(source, [column]), *times.notes]
-    series = _series(source, column, times, notes)
+    numbers = source.numbers(column)
+    steps = times.steps_with([numbers])
+    series = LogSeries(column, steps, _on(steps, times, column, numbers, notes).value, times.column)
     if (stride := stride_of(series.step)) != 1:
         notes.append(f"One value every {stride:,} steps: windows count values, not steps.")
     return series, source, notes
@@ -113,12 +113,9 @@ def _by_run(source: Source, asked: Sequence[str]) -> list[Source]:
     of_all = [column for column in source.columns if " - " not in column]
     parts = []
     for run in runs:
-        rows = [
-            {column: row[column] for column in (*of_all, *columns[run]) if column in row}
-            for row in source.rows
-            if any(not is_empty(row.get(column)) for column in columns[run])
-        ]
-        parts.append(Source(source.path, source.format, rows, source.notes, run))
+        rows = source.table[columns[run]].notna().any(axis=1)
+        own = source.table.loc[rows, [*of_all, *columns[run]]]
+        parts.append(Source(source.path, source.format, own, source.notes, run))
     return parts
 
 
@@ -144,50 +141,37 @@ def _log(source: Source, asked: dict[str, str | None], step: str | None) -> Name
     notes += [*_left_out(source, list(signals.values())), *times.notes]
     if times.column is not None:
         columns["step"] = times.column
-    series = {role: _series(source, column, times, notes) for role, column in signals.items()}
-    steps = np.unique(np.concatenate([one.step for one in series.values()]))
+    numbers = {role: source.numbers(column) for role, column in signals.items()}
+    steps = times.steps_with(list(numbers.values()))
     fields: dict[str, Any] = dict.fromkeys(_SIGNALS)
-    for role, one in series.items():
-        fields[role], has = _at(steps, one)
+    for role, column in signals.items():
+        fields[role], has = _on(steps, times, column, numbers[role], notes)
         if not has.all():
             fields[f"no_{role}"] = ~has
     for role, column in extra.items():
-        values, has = _at(steps, _series(source, column, times, [], role))
+        values, has = times.at(steps, source.numbers(column, role))
         if has.any():
             columns[role] = column
             fields[role] = values > 0 if role == "skipped" else values
-    return NamedLog(source.path, source.run, source.format, len(source.rows), Log(step=steps, **fields), columns, notes)
+    log = Log(step=steps, **fields)
+    return NamedLog(source.path, source.run, source.format, len(source.table), log, columns, notes)
 
 
-def _series(source: Source, column: str, times: Timeline, notes: list[str], role: str = "") -> LogSeries:
-    """The values of a column by step; of several values at one step the last counts."""
-    numbers = source.numbers(column, READ.get(role, number))
-    filled = np.array([numbers[row] is not None for row in times.rows], dtype=np.bool_)
-    steps = times.steps[filled]
-    values = np.array([numbers[row] for row in times.rows[filled]], dtype=np.float64)
-    last = np.append(steps[1:] != steps[:-1], True) if steps.size else filled[:0]
-    if repeated := int(np.count_nonzero(~last)):
+def _on(steps: NDArray[np.int64], times: Timeline, column: str, numbers: Numbers, notes: list[str]) -> Numbers:
+    """The values of a signal at `steps`, which hold all of its own."""
+    found = times.at(steps, numbers)
+    if repeated := np.count_nonzero(numbers.known[times.rows]) - np.count_nonzero(found.known):
         notes.append(f"{shown(column)}: {repeated:,} values had a step that a later one has too, which counts.")
-    return LogSeries(column, steps[last], values[last], times.column)
-
-
-def _at(steps: NDArray[np.int64], series: LogSeries) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values of `series` at `steps`, and where there is one."""
-    values, has = np.full(steps.size, np.nan), np.zeros(steps.size, dtype=np.bool_)
-    place = np.searchsorted(steps, series.step).clip(max=steps.size - 1)
-    same = steps[place] == series.step
-    values[place[same]] = series.value[same]
-    has[place[same]] = True
-    return values, has
+    return found
 
 
 def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
     """What to say of rows and cells without a value."""
-    known = np.array([[value is not None for value in source.numbers(column)] for column in columns])
+    known = np.array([source.numbers(column).known for column in columns])
     notes = [note for column in columns if (note := words_in(source, column))]
     if none := int(np.count_nonzero(~known.any(axis=0))):
         what = " and no ".join(shown(column) for column in columns)
-        notes.append(f"{none:,} of {len(source.rows):,} rows have no {what}.")
+        notes.append(f"{none:,} of {len(source.table):,} rows have no {what}.")
     return notes + [note for column, has in zip(columns, known, strict=True) if (note := _end(column, has))]
 
 

@@ -315,7 +315,7 @@ LIGHT = """
 import sys
 from stability_lab import cli
 assert cli.run(["score", sys.argv[1]]) == 0
-print([name for name in ("torch", "hydra", "omegaconf", "wandb", "datasets", "pandas") if name in sys.modules])
+print([name for name in ("torch", "hydra", "omegaconf", "wandb", "datasets", "matplotlib") if name in sys.modules])
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,13 @@ def test_an_event_file_that_ends_early_is_read_and_says_so(tmp_path: Path) -> No
     assert read_source(file).notes == ["The file ends in 1,000 zero bytes: 5 rows were read."]
 
 
+def test_without_tensorboard_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "events.out.tfevents.1").write_bytes(bytes(21) + b"\x1a\rbrain.Event:2" + bytes(4))
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(ConfigError, match=r"which is not installed: pip install 'stability-lab\[tensorboard\]'$"):
+        read_log(tmp_path)
+
+
 @pytest.mark.oracle
 def test_an_event_file_that_is_damaged_before_its_end_is_refused(tmp_path: Path) -> None:
     (file,) = as_events(tmp_path).iterdir()
@@ -170,7 +178,7 @@ def test_a_wandb_file_that_ends_early_is_read_and_says_so(tmp_path: Path) -> Non
     file = as_wandb(tmp_path)
     data = file.read_bytes()
     assert read_source(file).notes == []
-    rows_read = len(read_source(file).rows)
+    rows_read = len(read_source(file).table)
     file.write_bytes(data[:-20])
     notes = read_source(file).notes
     assert f"The file lacks the end of the run, which may still go on or was killed: {rows_read:,} rows." in notes
@@ -180,15 +188,15 @@ def test_a_wandb_file_that_ends_early_is_read_and_says_so(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_wandb_file_that_is_damaged_says_so(tmp_path: Path) -> None:
     file = as_wandb(tmp_path, [{"step": i, "train/loss": 2.0} for i in range(1, 601)])
-    assert len(read_source(file).rows) == 601  # one of them is the event
+    assert len(read_source(file).table) == 601  # one of them is the event
     data = bytearray(file.read_bytes())
     data[data.index(b"train/loss", len(data) // 2)] ^= 0xFF
     file.write_bytes(data)
     source = read_source(file)
     (note,) = source.notes
-    assert 0 < len(source.rows) < 601
+    assert 0 < len(source.table) < 601
     assert note.startswith("wandb skipped corrupt data: ")
-    assert note.endswith(f": {len(source.rows):,} rows were read.")
+    assert note.endswith(f": {len(source.table):,} rows were read.")
 
 
 def test_a_trainer_state_says_what_it_hides(tmp_path: Path) -> None:
@@ -514,7 +522,6 @@ def test_a_folder_of_our_runs_is_one_log_a_run(tmp_path: Path) -> None:
     [
         (("2.0 nats", "1.9 nats"), "the column loss holds no number but '2.0 nats'"),
         (("True", "False"), "the column loss holds no number but 'True'"),
-        (("2,5", "2,4"), "the column loss holds no number but '2,5'; decimal commas are not read, write 2.5 for 2,5"),
         (("1_000", "1_000"), "the column loss holds no number but '1_000'"),
     ],
 )
@@ -528,6 +535,24 @@ def test_a_column_without_numbers_is_named(cells: tuple[str, ...], words: str, t
     assert words in str(caught.value)
     norm = csv_file(tmp_path, "step;loss;gnorm", *(f"{1 + i};{cell};1.0" for i, cell in enumerate(cells)))
     assert any(words in note for note in read_log(norm).notes)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_decimal_commas(delimiter: str, tmp_path: Path) -> None:
+    lines = ("step;loss;gnorm", "1;2,5;1", "2;NaN;1,25", "3;2,4e-1;-inf", "4;;0,125")
+    named = read_log(csv_file(tmp_path, *(line.replace(";", delimiter) for line in lines)))
+    np.testing.assert_array_equal(named.log.loss, [2.5, np.nan, 0.24, np.nan])
+    np.testing.assert_array_equal(named.log.grad_norm, [1.0, 1.25, -np.inf, 0.125])
+    assert named.log.no_loss is not None
+    assert named.log.no_loss.tolist() == [False, False, False, True]
+    assert named.notes == ["Its numbers have decimal commas."]
+
+
+def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path: Path) -> None:
+    named = read_log(csv_file(tmp_path, "step;loss", "1,000;2.5", "2,000;2.25"))
+    assert named.log.step.tolist() == [1000, 2000]
+    with pytest.raises(ConfigError, match="the column loss holds no number but '2,500'"):
+        read_log(csv_file(tmp_path, "step;loss", "1;2,500", "2;2,250"))
 
 
 def test_words_among_numbers_are_counted(tmp_path: Path) -> None:
