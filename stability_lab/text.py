@@ -87,7 +87,7 @@ def _of_windows(text: str) -> float | None:
 
 
 def flatten(nested: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Nested groups as one, with keys such as `outer.inner`. An empty group is a value, so that its name is not lost."""
+    """Nested groups as one, with keys such as `outer.inner`. An empty group is a value, or its name would be lost."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping) and value:

@@ -6,6 +6,7 @@ Everything is two-sided at 95% unless said otherwise.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -63,50 +64,55 @@ class Difference:
         return None if self.p_holm is None else self.p_holm <= 1 - LEVEL
 
 
+# Losses of 1e308 have an infinite sum, and that is what is shown.
+_extremes = np.errstate(over="ignore", invalid="ignore")
+
+
+@_extremes
 def t_interval(values: Sequence[float]) -> Mean:
     """Mean with Student's interval. Raises `ValueError` for no value or one that is not finite."""
     x = _finite(values)
-    n = len(x)
-    with np.errstate(over="ignore"):  # losses of 1e308 have an infinite sum, and that is what is shown
-        mean = float(x.mean())
-        if n == 1:
-            return Mean(mean, None, None, 1)
-        half = _critical(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
-    return Mean(mean, mean - half, mean + half, n)
+    value, low, high, *_ = _student(x)
+    return Mean(value, low, high, len(x))
 
 
+@_extremes
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """a - b over pairs, with Student's paired test. Raises `ValueError` unless as many values, one at least."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values are no pairs")
-    d = _finite(a) - _finite(b)
-    mean = t_interval(d.tolist())
-    spread = float(d.std(ddof=1)) if len(d) > 1 else 0.0
-    if len(d) == 1:
-        p = None
-    elif spread == 0:
-        # No spread at all: the t statistic is 0/0 or infinite, and scipy would warn of it.
-        p = 1.0 if mean.value == 0 else 0.0
-    else:
-        p = float(2 * stats.t.sf(abs(mean.value) / (spread / math.sqrt(len(d))), len(d) - 1))
-    return Difference(mean.value, mean.low, mean.high, p, len(d), "paired", spread)
+    value, low, high, p, spread = _student(_finite(a) - _finite(b))
+    return Difference(value, low, high, p, len(a), "paired", spread)
 
 
+@_extremes
 def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """a - b of unpaired values with unequal variances (Welch). No interval unless both have two values."""
     x, y = _finite(a), _finite(b)
     value, n = float(x.mean() - y.mean()), min(len(x), len(y))
+    spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2) if n > 1 else None
+    tested = _tested(lambda: stats.ttest_ind(x, y, equal_var=False), value, spread, n)
+    return Difference(value, *tested, n, "welch", spread)
+
+
+def _student(x: np.ndarray) -> tuple[float, float | None, float | None, float | None, float]:
+    """Mean, ends of its interval, p of the test against 0, and standard deviation."""
+    value, spread = float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else 0.0
+    return (value, *_tested(lambda: stats.ttest_1samp(x, 0.0), value, spread, len(x)), spread)
+
+
+def _tested(
+    test: Callable[[], Any], value: float, spread: float | None, n: int
+) -> tuple[float | None, float | None, float | None]:
+    """Ends of the interval and p by `test`. One value has none; without any spread the t statistic is not defined."""
     if n < 2:
-        return Difference(value, None, None, None, n, "welch")
-    vx, vy = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
-    error = math.sqrt(vx + vy)
-    if error == 0:
-        return Difference(value, value, value, 1.0 if value == 0 else 0.0, n, "welch", 0.0)
-    df = (vx + vy) ** 2 / (vx**2 / (len(x) - 1) + vy**2 / (len(y) - 1))
-    p = float(2 * stats.t.sf(abs(value) / error, df))
-    half = _critical(df) * error
-    spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2)
-    return Difference(value, value - half, value + half, p, n, "welch", spread)
+        return None, None, None
+    if spread == 0:
+        return value, value, float(value == 0)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of values that are nearly equal
+        result = test()
+        low, high = result.confidence_interval(LEVEL)
+    return float(low), float(high), float(result.pvalue)
 
 
 def difference_by_seed(own: Mapping[Any, float], other: Mapping[Any, float], paired: bool) -> Difference | None:
