@@ -31,7 +31,7 @@ _default_threads = torch.get_num_threads()
 
 
 def build_stabilizers(config: TrainConfig) -> list[Stabilizer]:
-    """In the order of their names, so that the order in which they were asked for changes nothing."""
+    """Apply stabilizers in the order of their names, so that the order on the command line changes nothing."""
     return [instantiate(config.stabilizer[name], f"stabilizer.{name}") for name in sorted(config.stabilizer)]
 
 
@@ -170,7 +170,7 @@ def build_step(config: TrainConfig, model: GPT) -> TrainStep:
 
 
 def share_threads(workers: int) -> None:
-    """In this process, one of `workers` that train at once: CPU threads of a run that does not ask for a number."""
+    """Divide this machine's CPU threads among `workers` runs at once, for runs that do not ask for a number."""
     global _default_threads
     _default_threads = max(1, min(_default_threads, cores() // workers))
 

@@ -73,7 +73,7 @@ def refuse_distributed() -> None:
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """Split flags from overrides, wherever they stand, and normalise the overrides; ConfigError for bad ones."""
+    """Split flags from overrides, wherever they are, and normalise the overrides; ConfigError for bad ones."""
     args = _parser().parse_intermixed_args(list(argv))
     args.overrides = [_quoted_path(text) for text in args.overrides]
     argv = [_quoted_path(text) for text in argv]
@@ -188,12 +188,12 @@ def _quoted_path(text: str) -> str:
 
 
 def quoted(text: object) -> str:
-    """As a Hydra value, whatever is in it."""
+    """Write any text as a Hydra value."""
     return "'" + str(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _parser() -> Parser:
-    """Hydra's flags: here only to be told from overrides, wherever they stand."""
+    """A parser of Hydra's flags, used only to separate them from overrides, wherever they are."""
     parser = Parser(prog="python -m stability_lab train", add_help=False, allow_abbrev=False)
     for flags in ("-m --multirun", "-r --run", "-h --help", "--hydra-help", "--version", "--resolve"):
         parser.add_argument(*flags.split(), action="store_true")

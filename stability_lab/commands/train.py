@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
-    """For `resume=RUN`: the run's own configuration with what else the command asks for."""
+    """Return the configuration for `resume=RUN`: the run's own, with what else the command asks for."""
     from stability_lab.run.resume import read_config, with_overrides
 
     run = asked.config.resume or ""
@@ -156,7 +156,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
 
 
 def _workers(hydra_config: Any, jobs: int) -> int:
-    """In how many processes Hydra's launcher runs jobs at once, as far as its configuration says."""
+    """The number of processes in which Hydra's launcher runs jobs at once, as far as its configuration says."""
     launcher = hydra_config.launcher
     target = str(launcher.get("_target_", ""))
     if "joblib" in target:

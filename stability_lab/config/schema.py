@@ -33,7 +33,7 @@ def config_dir() -> Path:
 
 
 class Parser(argparse.ArgumentParser):
-    """Of the commands other than `train`: bad arguments are one sentence too."""
+    """A parser for the commands other than `train`: bad arguments are one sentence too."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
@@ -216,7 +216,7 @@ def typed_fields(cls: type) -> dict[str, Any]:
 
 
 def _typed(cls: type, plain: Any, prefix: str, keys: Iterable[str]) -> Any:
-    """`keys` are those of the whole configuration, for a hint where one stands in the wrong place."""
+    """`keys` are those of the whole configuration, for a hint where one is in the wrong place."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')}={plain!r}: must be a group of keys, not a single value")
     types = typed_fields(cls)

@@ -42,7 +42,7 @@ class HuggingFaceTokenizer:
         self.id = f"json-1-{content[:16]}-{self.eos_id}" + ("" if self._bos is None else f"-{self._bos}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a worker process: what the library pickles leaves this setting out."""
+        """Restore, in a worker process, the setting that the library's pickle leaves out."""
         self.__dict__.update(state)
         self._backend.encode_special_tokens = True
 
@@ -53,7 +53,7 @@ class HuggingFaceTokenizer:
         return np.array([*start, *encoding.ids], dtype=self._dtype)
 
     def decode(self, ids: Ids) -> str:
-        """As the tokenizer's own decoder has it, special tokens by their names."""
+        """Decode as the tokenizer's own decoder does, with special tokens by their names."""
         ids = np.asarray(ids, dtype=np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
             raise ValueError(f"ids from {ids.min()} to {ids.max()}: must lie from 0 to {self.vocab_size - 1}")

@@ -26,7 +26,7 @@ class Sampler(Protocol):
         ...
 
     def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
-        """For the manifest: fingerprints of what the run reads, and how it goes on after an interruption."""
+        """What the manifest holds: fingerprints of what the run reads, and how it continues after an interruption."""
         ...
 
     def state(self) -> dict[str, Any]:

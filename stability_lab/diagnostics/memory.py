@@ -38,7 +38,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def physical_bytes(device: torch.device) -> int | None:
-    """The device's whole memory, of a CPU the machine's; None where the system does not tell."""
+    """Memory of the device, or of the machine for a CPU; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     with contextlib.suppress(AttributeError, OSError, ValueError):
@@ -47,7 +47,7 @@ def physical_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Peak since `reset_peak`; None where the system does not tell."""
+    """Peak since `reset_peak`; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with contextlib.suppress(OSError):

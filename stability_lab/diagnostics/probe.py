@@ -81,7 +81,7 @@ def probe_attention(model: GPT, objective: Objective, windows: Tensor) -> dict[s
 
 
 class _Watch(torch.nn.Module):
-    """In the place of a layer's `watch`: exact statistics of its logits, one entry a forward pass."""
+    """Takes the place of a layer's `watch`: exact statistics of its logits, one entry a forward pass."""
 
     def __init__(self, attention: Attention, stats: list[AttentionStats]):
         super().__init__()

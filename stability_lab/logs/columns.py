@@ -90,7 +90,7 @@ def what_is_there(source: Source) -> str:
 
 
 def nothing_known(source: Source) -> ConfigError:
-    """For a log in which neither a loss nor a gradient norm was found."""
+    """The error for a log in which neither a loss nor a gradient norm was found."""
     option = "--loss COLUMN, --grad-norm COLUMN or --metric COLUMN"
     for column in (*named_for(source, "loss"), *named_for(source, "grad_norm")):
         if reason := no_number(source, column):

@@ -52,7 +52,7 @@ def allowing(prefixes: Sequence[str]) -> Iterator[None]:
 
 
 def load_class(target: Any, key: str) -> Any:
-    """What `target`, a dotted name, stands for; ConfigError naming `key` where it is not trusted or not there."""
+    """The class that `target`, a dotted name, names; ConfigError naming `key` where it is not trusted or not there."""
     shown = f"{key}._target_={target}"
     if not is_trusted(target):
         top = target.partition(".")[0] if isinstance(target, str) else ""

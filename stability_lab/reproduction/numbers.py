@@ -132,7 +132,7 @@ def _gradient(seed: int, d: int, mode: str) -> float:
 
 
 def _heads(head_dim: int) -> Site:
-    """That of an attention layer with one head."""
+    """The site of an attention layer with one head."""
     return Site(0, 1, "attn", head_dim, n_heads=1, n_kv_heads=1, head_dim=head_dim)
 
 
@@ -153,7 +153,7 @@ def _norms() -> Iterator[tuple[str, float]]:
 
 
 def _norm(name: str, n: int) -> nn.Module:
-    """Without gain and bias, in float64."""
+    """A norm without gain and bias, in float64."""
     if name == "rms":
         seams = RMSNormStabilizer(eps=_NO_EPS, affine=False).apply(Seams())
     else:

@@ -61,7 +61,7 @@ def set_up() -> None:
 
 @contextmanager
 def sweep() -> Iterator[None]:
-    """Inside, jobs are quiet: their steps and last words stand in their own logs."""
+    """Keep jobs quiet inside: their steps and last words are in their own logs."""
     before = _filter.sweep
     _filter.sweep = True
     try:
@@ -71,7 +71,7 @@ def sweep() -> Iterator[None]:
 
 
 def set_up_worker() -> None:
-    """A process that works for a sweep says nothing of its own: the first one tells what became of its jobs."""
+    """Keep a process that works for a sweep quiet: the first one reports what became of its jobs."""
     _ALL.handlers = [logging.NullHandler()]
     _ALL.setLevel(logging.DEBUG)
     _ALL.propagate = False

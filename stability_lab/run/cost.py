@@ -109,7 +109,7 @@ def flops_per_token(model: GPT) -> int:
 
 
 def _layer_factors(config: TrainConfig, seams: Seams) -> dict[str, list[float]]:
-    """Each layer's initial factor, of the seams that hold one."""
+    """Each layer's initial factor, for the seams that hold one."""
     sites = [site_of(config.model).at("attn", layer) for layer in range(config.model.n_layers)]
     found = {
         "attn_scale": [seams.attn_scale(site).factor for site in sites],

@@ -29,7 +29,7 @@ def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) 
 
 
 def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Only where the source of the data is known."""
+    """The best possible loss; only where the source of the data is known."""
     optimum, loss = summary.get("optimal_loss"), summary["final"].get("val/loss")
     if optimum is None:
         return {}
@@ -38,7 +38,7 @@ def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spikes(scores: Mapping[str, Any]) -> str:
-    """By OLMo-core's rule, or the robust one where the run is too short for that."""
+    """Spikes by OLMo-core's rule, or by the robust one where the run is too short for that."""
     for name in ("olmo_core", "robust"):
         score = scores.get(name)
         if score is not None and score["score"] is not None:

@@ -46,7 +46,7 @@ class Start:
 
     @property
     def tracker_id(self) -> str | None:
-        """Of the run's first part, unless it is something that no tracker has given."""
+        """The tracker id of the run's first part, unless no tracker can have given it."""
         ids = (self.known.get("tracker_id"), self.manifest.get("tracker_id"))
         return next((known for known in ids if valid_id(known)), None)
 
@@ -204,7 +204,7 @@ def _other_length(before: Any, config: TrainConfig, step: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As one would write it on the command line."""
+    """Write a value as on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

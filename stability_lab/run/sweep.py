@@ -63,7 +63,7 @@ class Journal:
         self._append({"event": "stop", "reason": reason})
 
     def records(self) -> list[dict[str, Any]]:
-        """Of this start of the sweep; half a line, as a full disk leaves it, does not count."""
+        """The journal of this start of the sweep; half a line, left by a full disk, does not count."""
         found = []
         with suppress(OSError):
             for line in (self.folder / JOBS).read_text(encoding="utf-8").splitlines():
@@ -110,7 +110,7 @@ def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: boo
 
 @contextmanager
 def told(journal: Journal) -> Iterator[None]:
-    """Meanwhile each job that ends is told in one line, whichever process it ran in."""
+    """Report each job that ends meanwhile in one line, whichever process it ran in."""
     over = threading.Event()
 
     def watch() -> None:
@@ -257,7 +257,7 @@ def stoppable(journal: Journal) -> Iterator[None]:
 
 
 def deaf() -> None:
-    """Of a process that works for a sweep: Ctrl-C reaches the whole terminal, and the first process passes it on."""
+    """Ignore Ctrl-C in a worker of a sweep: it reaches the whole terminal, and the first process passes it on."""
     Interruption.told = True
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -251,7 +251,7 @@ def _step_aside(place: Path) -> None:
 
 
 def _is_weights_alone(path: Path) -> bool:
-    """Of `best`, of a run that a bad step has ended, or of a version before checkpoints, which wrote no state."""
+    """Whether a checkpoint holds weights without state: `best`, one after a bad step, or one of an old version."""
     files = _state_of(path).get("files")
     return TRAINING not in files if isinstance(files, dict) else [p.name for p in path.iterdir()] == [MODEL]
 

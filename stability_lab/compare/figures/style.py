@@ -29,7 +29,7 @@ from stability_lab.text import shown
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which is too pale for lines.
 # Black is the baseline's. Markers and dashes repeat the distinction for print in black and white.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Of spikes (v) and of divergence (x) no arm's.
+# No arm has the marker of spikes (v) or of divergence (x).
 MARKERS = ("o", "s", "^", "D", "P", "*", "p", "<", ">", "d", "h")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 WIDTH = 7.0  # inches, the width of a page's text; a figure of one panel has half of it

@@ -234,7 +234,7 @@ def _work(chunk: list[tuple[str, Document]], ngram_filter: bool) -> list[Encoded
 def _encode_all(
     chunks: Iterator[list[tuple[str, Document]]], tokenizer: Tokenizer, ngram_filter: bool, workers: int
 ) -> Iterator[list[Encoded]]:
-    """In order; at most two chunks a worker are under way, so that a fast reader does not fill the memory."""
+    """Encode in order; at most two chunks a worker are under way, so that a fast reader does not fill the memory."""
     if workers == 1:
         yield from (encode(chunk, tokenizer, ngram_filter) for chunk in chunks)
         return
