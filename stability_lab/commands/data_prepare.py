@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--ngram-filter",
         action="store_true",
-        help="drop documents in which an n-gram of 1 to 13 tokens stands 32 times or more in a row (arXiv:2501.00656)",
+        help="drop documents that repeat an n-gram of 1 to 13 tokens 32 times or more in a row (arXiv:2501.00656)",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_intermixed_args(argv)

@@ -196,7 +196,7 @@ def _confounder(key: str, values: Mapping[str, Any], grouping: Grouping) -> Chec
     for arm in grouping.arms:
         by_value[shown_value(values[arm])].append(arm)
     detail = ", ".join(f"{value} ({', '.join(arms)})" for value, arms in by_value.items())
-    return Check(short(key), False, f"{detail}: its effect is not told apart from the arm's", (LOSS, COST))
+    return Check(short(key), False, f"{detail}: its effect cannot be separated from the arm's", (LOSS, COST))
 
 
 def _uneven(grouping: Grouping) -> list[Check]:

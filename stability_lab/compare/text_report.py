@@ -153,7 +153,7 @@ def _learning_rates(comparison: Comparison) -> Table:
     rest = list(comparison.ladders[0].setting)
     names = [short(key, grouping.setting) for key in rest]
     mark = _mark(comparison, LOSS)
-    head = [*names, _arm_name(grouping), "seeds", f"LR sensitivity{mark}", f"with l0{mark}"]
+    head = [*names, _arm_name(grouping), "seeds", f"LR sensitivity{mark}", f"diverged as initial{mark}"]
     head += [f"difference to {grouping.baseline}{mark}", f"best LR{mark}", f"usable LRs{mark}", f"edge{mark}"]
     head += [f"largest stable LR{mark}", f"ratio{mark}"]
     lines = []
@@ -168,9 +168,9 @@ def _learning_rates(comparison: Comparison) -> Table:
     reasons = {ladder.arm: ladder.reason for ladder in comparison.ladders if ladder.reason}
     notes += [f"No LR sensitivity of {arm}: {reason}." for arm, reason in reasons.items()]
     notes.append(
-        "LR sensitivity (arXiv:2309.14322): mean over the learning rates of min(loss, loss at initialisation) less the "
-        "lowest; `with l0` counts a run that diverged while finite as one at initialisation. Usable: within 0.02 nats "
-        "of the best; edge: the first above the best that is 0.1 worse."
+        "LR sensitivity (arXiv:2309.14322): mean over the learning rates of min(loss, loss at initialisation) minus "
+        "the lowest; `diverged as initial` gives a run that diverged while finite the loss at initialisation. Usable: "
+        "within 0.02 nats of the best; edge: the first above the best that is 0.1 worse."
     )
     if any(ladder.sensitivity and ladder.sensitivity.n < ladder.seeds for ladder in comparison.ladders):
         notes.append("2 of 3 seeds: the others lack a learning rate of the grid and are in no sensitivity.")
@@ -193,7 +193,7 @@ def _effects(comparison: Comparison, factorial: Factorial) -> Table:
         notes.append(factorial.reason[0].upper() + factorial.reason[1:] + ".")
     notes.append(
         f"Least squares over {factorial.seeds} seeds with a level for each; {factorial.df} degrees of freedom left. "
-        "A main effect is the mean with less the mean without; an interaction is half of what one changes in the other."
+        "A main effect is mean with minus mean without; an interaction is half of what one changes in the other."
     )
     title = f"Effects of {' and '.join(factorial.factors)} on {comparison.metric}" + (f" at {where}" if where else "")
     mark = _mark(comparison, LOSS)

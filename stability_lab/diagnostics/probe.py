@@ -45,7 +45,7 @@ def probe_attention(model: GPT, objective: Objective, windows: Tensor) -> dict[s
     """Exact attention statistics over all logits of `windows` (P, T+1), of the model and of each layer, and sizes.
 
     Largest logit, signed and absolute, before any cap; `spread`, the largest over layers of a layer's largest logit
-    less the median of its heads' (do single heads dominate?); mean normalised entropy; what a `score_mod` does. Root
+    minus the median of its heads' (do single heads dominate?); mean normalised entropy; what a `score_mod` does. Root
     mean squares of the residual stream after each block and of the token embeddings; where queries and keys have
     gains, the largest product of two over layers.
     """

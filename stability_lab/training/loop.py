@@ -98,7 +98,7 @@ class Loop:
         self._spent, self._timed = 0.0, 0  # seconds and steps since the speed was last reported
 
     def train(self) -> None:
-        """Train to the end, from the first step or the one after `load_state`. CheckpointError where the disk is full."""
+        """Train to the end, from the first step or after `load_state`. CheckpointError where the disk is full."""
         config, watch = self.run.config, self.watch
         max_steps = config.trainer.max_steps
         if not watch.n:

@@ -98,7 +98,7 @@ def _loss(axes: Axes, lines: Sequence[_PanelLine], look: Mapping[str, Look]) -> 
         if line.ladder and difference:
             arm = line.ladder.arm
             interval(axes, y, look[arm], difference, bool(difference.significant), arm)
-    _quantity(axes, "best against best:\nloss less the baseline's (nats)")
+    _quantity(axes, "best against best:\nloss minus the baseline's (nats)")
 
 
 def _sensitivity(axes: Axes, lines: Sequence[_PanelLine], look: Mapping[str, Look]) -> None:
