@@ -44,7 +44,7 @@ class StreamSampler:
         return sliding_window_view(ids, self._seq_len + 1)[:: self._seq_len].copy()
 
     def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
-        """For the manifest: the first batch's fingerprint, read ahead for it, and how a resumed run goes on."""
+        """What the manifest holds: the first batch's fingerprint, read ahead, and how a resumed run continues."""
         facts = {"resume": "exact" if self._stream.exact else "approximate: the shuffle buffer is not saved"}
         if self._next or len(self._ahead):
             return facts

@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int:
-        """Id that stands after every document."""
+        """The id that ends every document."""
         ...
 
     def encode(self, data: bytes) -> npt.NDArray[np.unsignedinteger]:
@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        """Bytes of text that each id stands for, shape (vocab_size,); 0 for the end-of-document id."""
+        """Bytes of text that each id encodes, shape (vocab_size,); 0 for the end-of-document id."""
         ...
 
 
@@ -251,7 +251,7 @@ def _byte_level(model: "tokenizers.models.BPE") -> "tokenizers.Tokenizer":
 
 
 def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
-    """None where the file is missing, damaged or of another size."""
+    """The saved tokenizer; None where the file is missing, damaged or of another size."""
     library = tokenizers_library()
     try:
         backend = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
