@@ -144,7 +144,6 @@ class Record:
             # A device that has failed takes its last steps with it, and the error itself matters more than they do.
             _log.warning("the last steps could not be read", exc_info=True)
         self.ended = True
-        # Weights before a step that is not finite say nothing about the run that it ended.
         self.judgement, summary = self.watch.judge(nonfinite=self.nonfinite, nonfinite_parameter=nonfinite_parameter)
         if status == "completed" and summary["verdict"] == "diverged":
             status = "diverged"

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from stability_lab.machine.reach import no_answer
 
-
-class BadKey(Exception):
-    """A key is configured that wandb refuses to use."""
+NO_KEY = "no W&B key is configured (wandb login, or WANDB_API_KEY)"
 
 
 def problem(timeout_s: float = 5.0) -> str | None:
-    """Why nothing can be sent to W&B or read from it now, as half a sentence; None where it can."""
+    """Why nothing can be sent to W&B or read from it now, as half a sentence; None where it can.
+
+    wandb itself finds the key (environment, netrc, its settings file).
+    """
     try:
         import wandb
     except ImportError as error:
         return f"wandb is not installed ({error})"
-    try:
-        if not has_key():
-            return "no W&B key is configured (wandb login, or WANDB_API_KEY)"
-    except BadKey as error:
-        return f"the W&B key cannot be used ({error})"
-    why = no_answer(wandb.setup().settings.base_url, timeout_s)
-    return None if why is None else f"the W&B server cannot be reached ({why})"
-
-
-def has_key() -> bool:
-    """Whether wandb finds a key (environment, netrc, its settings file); never asks and never connects.
-
-    Raises `BadKey` for one that it does not take.
-    """
-    import wandb
-
     wandb.setup(settings=wandb.Settings(mode="online", silent=True))
     try:
-        return bool(wandb.login(prompt=False, verify=False))
+        if not wandb.login(prompt=False, verify=False):
+            return NO_KEY
     except Exception as error:
-        raise BadKey(first_line(error)) from error
+        return f"the W&B key cannot be used ({first_line(error)})"
+    why = no_answer(wandb.setup().settings.base_url, timeout_s)
+    return None if why is None else f"the W&B server cannot be reached ({why})"
 
 
 def first_line(error: BaseException) -> str:

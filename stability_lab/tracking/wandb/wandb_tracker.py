@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability_lab.machine.reach import no_answer
 from stability_lab.tracking.manifest import redact
 from stability_lab.tracking.run_files import EVENTS, METRICS
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
-from stability_lab.tracking.wandb.login import BadKey, first_line, has_key
+from stability_lab.tracking.wandb.login import NO_KEY, first_line, problem
 
 _log = logging.getLogger("stability_lab")
 
@@ -104,7 +103,10 @@ class _WandbRun:
         self._run.log({"step": event["step"], f"event/{event['event']}": 1, **numbers})
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self._run.summary.update(_with_nan_shown({**_final_values(summary), **summary}))
+        # Final values once more under the names of the history, where panels and tables look for them.
+        final = {key.removeprefix("final."): value for key, value in summary.items() if key.startswith("final.")}
+        # W&B makes null of a NaN in a summary; in its history it writes the word.
+        self._run.summary.update({key: "NaN" if value != value else value for key, value in (final | summary).items()})
         if summary.get("verdict"):
             self._run.tags = (*(self._run.tags or ()), f"verdict:{summary['verdict']}")
         self._save_files()
@@ -144,35 +146,24 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     files = run_info.dir.resolve() / "wandb"
     run_id = run_info.resume_id or run_id_from(run_info.name)
     with _service_log_below(files):
-        if mode != "offline" and _found_key(warn=mode == "online"):
+        # A run that waits for a dead server would also hold up the end of the process, so that is asked first.
+        trouble = problem(tracking.init_timeout_s / 2) if mode != "offline" else None
+        if mode != "offline" and trouble is None:
             try:
-                # A run that waits for a dead server would also hold up the end of the process.
-                why = no_answer(wandb.setup().settings.base_url, tracking.init_timeout_s / 2)
-                if why is None:
-                    timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
-                    run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
-                    return _WandbRun(run, files.parent, offline=False)
-                _log.warning("the W&B server cannot be reached (%s); this run is recorded offline", why)
+                timeout_s = max(1.0, tracking.init_timeout_s - (time.monotonic() - began))
+                run = _init(wandb, tracking, run_info, run_id, "online", timeout_s)
+                return _WandbRun(run, files.parent, offline=False)
             except Exception as error:
-                _log.warning("W&B did not take the run (%s); it is recorded offline", first_line(error))
+                trouble = f"W&B did not take the run ({first_line(error)})"
                 if run_info.resume_id is None:
                     for empty in files.glob(f"run-*-{run_id}"):
                         shutil.rmtree(empty, ignore_errors=True)
                 # The service does not give the id of the failed attempt free until the process ends.
                 run_id = run_id_from(run_info.name)
+        if trouble is not None and not (mode == "auto" and trouble == NO_KEY):
+            _log.warning("%s; this run is recorded offline", trouble)
         run = _init(wandb, tracking, run_info, run_id, "offline", tracking.init_timeout_s)
         return _WandbRun(run, files.parent, offline=True)
-
-
-def _found_key(*, warn: bool) -> bool:
-    try:
-        found = has_key()
-    except BadKey as error:
-        _log.warning("the W&B key cannot be used (%s); this run is recorded offline", error)
-        return False
-    if warn and not found:
-        _log.warning("tracking.mode=online, but no W&B key is configured (wandb login); this run is recorded offline")
-    return found
 
 
 def _init(wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, mode: str, timeout_s: float) -> Any:
@@ -227,12 +218,6 @@ def grouping_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _final_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Final values under the names that they have in the history, where panels and tables look for them."""
-    prefix = "final."
-    return {key.removeprefix(prefix): value for key, value in summary.items() if key.startswith(prefix)}
-
-
 def run_id_from(name: str) -> str:
     """A readable id of letters, digits, dots, underscores and dashes that no other run has."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:_MAX_ID] or "run"
@@ -279,10 +264,3 @@ def _service_log_below(files: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ["WANDB_CACHE_DIR"]
-
-
-def _with_nan_shown(value: Any) -> Any:
-    """W&B makes null of a NaN in a summary; in its history it writes the word."""
-    if isinstance(value, Mapping):
-        return {key: _with_nan_shown(item) for key, item in value.items()}
-    return "NaN" if isinstance(value, float) and math.isnan(value) else value
