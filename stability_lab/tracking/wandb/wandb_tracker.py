@@ -106,7 +106,9 @@ class _WandbRun:
         # Final values once more under the names of the history, where panels and tables look for them.
         final = {key.removeprefix("final."): value for key, value in summary.items() if key.startswith("final.")}
         # W&B makes null of a NaN in a summary; in its history it writes the word.
-        self._run.summary.update({key: "NaN" if value != value else value for key, value in (final | summary).items()})
+        self._run.summary.update(
+            {key: "NaN" if value != value else value for key, value in {**final, **summary}.items()}
+        )
         if summary.get("verdict"):
             self._run.tags = (*(self._run.tags or ()), f"verdict:{summary['verdict']}")
         self._save_files()
