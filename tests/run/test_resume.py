@@ -153,7 +153,7 @@ def test_the_same_command_goes_on_with_if_exists_resume(
         ("if_exists=new", "if_exists=new: has no meaning beside resume=copy"),
         ("trainer.precision=bf16", "trainer.precision=bf16: the run in copy has fp32"),
         ("trainer.grad_clip=null", "trainer.grad_clip=null: the run in copy has 1.0"),
-        ("optimizer.typo=3", "optimizer.typo is not a key"),
+        ("optimizer.typo=3", "optimizer.typo is not an option of optimizer"),
         ("-m", "resume=copy: goes without -m"),
     ],
 )
