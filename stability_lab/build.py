@@ -8,15 +8,15 @@ import torch
 
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.data.loader import check_length, validation_starts, validation_windows
-from stability_lab.data.source import TokenData
+from stability_lab.data.source import DataSource, TokenData
 from stability_lab.data.stream import build_sampler
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.model.init import initialise
 from stability_lab.model.mask import DocumentMark
 from stability_lab.model.transformer import GPT, site_of
-from stability_lab.objective.objective import VALIDATION
-from stability_lab.plugins.instantiate import instantiate
+from stability_lab.objective.objective import VALIDATION, Objective
+from stability_lab.plugins.instantiate import instantiate, instantiate_as
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
 from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.inject import parse
@@ -31,8 +31,9 @@ _default_threads = torch.get_num_threads()
 
 
 def build_stabilizers(config: TrainConfig) -> list[Stabilizer]:
-    """Apply stabilizers in the order of their names, so that the order on the command line changes nothing."""
-    return [instantiate(config.stabilizer[name], f"stabilizer.{name}") for name in sorted(config.stabilizer)]
+    """In the order of their names, so that the order on the command line changes nothing."""
+    names = sorted(config.stabilizer)
+    return [instantiate_as(Stabilizer, config.stabilizer[name], f"stabilizer.{name}") for name in names]
 
 
 def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
@@ -48,7 +49,7 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
 
 def load_data(config: TrainConfig) -> TokenData:
     tokenizer = instantiate(config.tokenizer, "tokenizer")
-    data = instantiate(config.data, "data").load(tokenizer)
+    data = instantiate_as(DataSource, config.data, "data").load(tokenizer)
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:
@@ -100,8 +101,8 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    instantiate(config.objective, "objective")
-    optimizer: OptimizerOptions = instantiate(config.optimizer, "optimizer")
+    instantiate_as(Objective, config.objective, "objective")
+    optimizer = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
     faults = parse(config.debug.inject, config.trainer.max_steps)
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -285,6 +285,7 @@ class Seams:
             )
 
 
+@runtime_checkable
 class Stabilizer(Protocol):
     """A frozen dataclass that fills seams. `paper` and `summary` are what `stability_lab stabilizers` shows."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ Document: TypeAlias = tuple[str, bytes]
 Documents: TypeAlias = list[Document]
 
 
+@runtime_checkable
 class DataSource(Protocol):
     """What `data=` chooses: a frozen dataclass of options whose `load` gives ids.
 

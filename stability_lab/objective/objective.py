@@ -6,7 +6,7 @@ Shape letters: M samples, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ class Batch(NamedTuple):
         return self._replace(targets_MT=self.targets_MT.masked_fill(ignored_M[:, None], IGNORE))
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A frozen dataclass of options. It holds no state: what it makes depends on its arguments alone."""
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from stability_lab.config import ConfigError, check_bounds, convert, typed_fields
 from stability_lab.plugins.trust import load_class
 from stability_lab.text import did_you_mean
+
+T = TypeVar("T")
+
+
+def instantiate_as(kind: type[T], node: Mapping[str, Any], key: str) -> T:
+    """The same for what must fulfil the runtime protocol `kind`; ConfigError where it does not."""
+    made = instantiate(node, key)
+    if not isinstance(made, kind):
+        contract = f"{kind.__module__}.{kind.__name__}"
+        raise ConfigError(f"{key}._target_={node['_target_']}: must have all that {contract} asks for")
+    return made
 
 
 def instantiate(node: Mapping[str, Any], key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from stability_lab.config import option
 from stability_lab.training.update import FusedUpdate, SnapshotUpdate, Update
 
 
+@runtime_checkable
 class OptimizerOptions(Protocol):
     """A frozen dataclass of options. `state_bytes`: of optimizer state for each parameter, at most."""
 

@@ -80,6 +80,9 @@ def test_all_of_them_train_together_and_go_on(offers, run_command, tiny_override
     classes = {f"offers_all.kinds.{cls}" for _, cls, _ in OPTIONS.values()}
     assert set(manifest["packages"]) == {"offers_all.double.Double", *classes}
     assert manifest["data"]["name"] == "mine"
+    with (offers / "kinds.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
     shown = run_command("train", f"resume={run}", "trainer.max_steps=7")
     assert shown.code == 0, shown.out + shown.err
+    assert "the run goes on with stability_lab" in shown.out
     assert json.loads((run / "summary.json").read_text())["steps"] == 7

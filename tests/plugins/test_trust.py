@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stability_lab.build import build_stabilizers
+from stability_lab.build import build_stabilizers, check
 from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import ConfigError
 from stability_lab.plugins.instantiate import instantiate
@@ -136,6 +137,15 @@ def test_a_class_that_cannot_be_imported_says_why(package: Make, code: str | Non
         (folder / "double.py").write_text(code, encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"^stabilizer\.broken\._target_=broken\.double\.Double: .*{sentence}"):
         build_stabilizers(one("+stabilizer=broken").config)
+
+
+@pytest.mark.parametrize("group", ["stabilizer.x", "objective", "optimizer", "data"])
+def test_a_class_of_another_kind_is_named(group: str, tiny_config) -> None:
+    key, _, name = group.partition(".")
+    node = {"_target_": "stability_lab.data.tokenizer.ByteTokenizer"}
+    config = dataclasses.replace(tiny_config(), **{key: {name: node} if name else node})
+    with pytest.raises(ConfigError, match=rf"^{group}\._target_=.*ByteTokenizer: must have all that stability_lab\."):
+        check(config)
 
 
 def test_provenance_and_the_version_that_counts(package: Make) -> None:
