@@ -54,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
     timings: dict[str, Timing] = {}
     plans = [_plan(part, args.scale, timings) for part in parts]
     print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, tuple(plan.row for plan in plans))))
-    busy = ", on a machine as busy as now" if all(plan.here for plan in plans) else ""
-    print(f"total {duration(sum(plan.seconds for plan in plans))}{busy}", flush=True)
+    total = sum(plan.seconds for plan in plans)
+    busy = ", on a machine as busy as now" if total and all(plan.here for plan in plans) else ""
+    print(f"total {duration(total)}{busy}", flush=True)
     if lacking:
         print(f"left out, since they lack this scale: {', '.join(lacking)}")
     if args.dry_run:

@@ -152,6 +152,8 @@ def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
 def _scale(own: Mapping[str, Any], size: Sequence[str]) -> PartScale:
     """`size`: the overrides of all parts at this scale; the part's own win."""
     by_key = {word.partition("=")[0]: word for word in (*size, *own.get("overrides", ()))}
+    if own.get("lrs"):
+        by_key.pop("optimizer.lr", None)  # the sweep sets it
     return PartScale(**{**own, "overrides": tuple(by_key.values())})
 
 

@@ -139,10 +139,11 @@ def test_each_preset_is_used() -> None:
 
 
 def test_a_part_may_set_what_all_parts_have_at_a_scale() -> None:
-    """The key stands once in the command, and the part's own value is the one."""
+    """A key occurs once in the command; the part's own value wins, and so does its sweep of rates."""
     words = find("olmo2").parts["init"].scales["h200"].overrides
     assert [word for word in words if word.startswith("trainer.max_steps=")] == ["trainer.max_steps=4000"]
     assert "optimizer.lr=6e-3" in words
+    assert not any("optimizer.lr=" in word for word in find("nvidia").parts["cap"].scales["full"].overrides)
 
 
 def test_unknown_names_are_refused() -> None:
