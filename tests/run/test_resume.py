@@ -363,11 +363,11 @@ def test_nothing_in_it_leads_out_of_the_folder(copy: Path, here: Path, run_comma
 def test_its_words_cannot_steer_the_terminal(copy: Path, run_command) -> None:
     file = copy / "checkpoints" / "last" / "state.json"
     state = read(file)
-    state["config"]["optimizer"]["name"] = "\x1b[2J\x1b]0;owned\x07"
+    state["config"]["schedule"]["name"] = "\x1b[2J\x1b]0;owned\x07"
     file.write_text(json.dumps(state), encoding="utf-8")
     shown = run_command("train", "resume=copy")
     assert shown.code == 2
-    assert "optimizer.name=adamw: the run in copy has \\x1b[2J\\x1b]0;owned\\x07" in shown.err
+    assert "schedule.name=wsd: the run in copy has \\x1b[2J\\x1b]0;owned\\x07" in shown.err
     assert "\x1b" not in shown.out + shown.err
     state["config"] = "none"
     state["machine"] = {"device": "\x1b[2J", "threads": []}
