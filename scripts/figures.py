@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from stability_lab.compare.figures.style import COLOURS, MARKERS
+from stability_lab.compare.figures.looks import COLOURS, MARKERS
 from stability_lab.seams import PRE_NORM, Placement, Scaling, Seams, Site
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
 from stability_lab.stabilizers.ln_scaling import LNScaling
@@ -57,7 +57,7 @@ def softcap() -> Figure:
     left, right = figure.subplots(1, 2)
     x = torch.linspace(0, 150, 601, dtype=torch.float64)  # 1 - tanh^2 cancels in fp32
     left.plot(x, x, color="0.6", linewidth=1, label="no cap")
-    for cap, colour, dash in zip((15.0, 30.0, 50.0), COLOURS[1:], DASHES, strict=False):
+    for cap, colour, dash in zip((15.0, 30.0, 50.0), COLOURS, DASHES, strict=False):
         module = SoftCap(cap)
         left.plot(x, module(x), color=colour, linestyle=dash, label=f"cap {cap:g}")
         right.plot(x, module.slope(x), color=colour, linestyle=dash, label=f"cap {cap:g}")
@@ -75,15 +75,13 @@ def factors() -> Figure:
     modes = {"inverse_layer": DynamicScaling(mode="inverse_layer")} | {
         f"linear, {preset}": DynamicScaling(mode="linear", preset=preset) for preset in ("up", "down", "flat")
     }
-    for number, (name, stabilizer) in enumerate(modes.items(), 1):
+    for number, (name, stabilizer) in enumerate(modes.items()):
         factor = attention_factors(stabilizer.apply(Seams()))
         bound = [math.sqrt(HEAD_DIM) * f for f in factor]
         for axes, values in ((left, factor), (right, bound)):
             axes.plot(layers, values, color=COLOURS[number], marker=MARKERS[number], markersize=4, label=name)
     squared = [norm_factor(layer) ** 2 for layer in range(LAYERS)]
-    left.plot(
-        layers, squared, color=COLOURS[5], marker=MARKERS[5], markersize=4, linestyle=":", label="ln_scaling (same)"
-    )
+    left.plot(layers, squared, color=COLOURS[4], marker="*", markersize=4, linestyle=":", label="ln_scaling (same)")
     left.set(xlabel="layer, from 1", ylabel="factor on attention logits at step 0", ylim=(0, 2.1), xticks=layers)
     right.set(xlabel="layer, from 1", ylabel="largest logit with per-head QK-norm", ylim=(0, 12.8), xticks=layers)
     right.annotate(f"{math.sqrt(HEAD_DIM) / LAYERS:.2f}", (LAYERS, math.sqrt(HEAD_DIM) / LAYERS + 0.4), ha="center")

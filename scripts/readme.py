@@ -19,6 +19,7 @@ from stability_lab.commands.stabilizers import stabilizers
 from stability_lab.compare.comparison import Comparison, Row, compare
 from stability_lab.compare.decision import decision
 from stability_lab.compare.figures import draw, style
+from stability_lab.compare.figures.looks import looks as arm_looks
 from stability_lab.compare.grouping import LR
 from stability_lab.compare.run_record import find_runs
 from stability_lab.compare.tables import escape_markdown, markdown_table, p_text
@@ -55,7 +56,7 @@ def first_picture(comparison: Comparison) -> Figure:
     """Loss over learning rate in one panel, with the names of the arms at their lines."""
     figure = style.new_figure(7.0, 4.2)
     axes = figure.subplots()
-    looks = style.looks(comparison.grouping.arms)
+    looks = arm_looks(comparison.grouping.arms)
     style.learning_rates(axes, [lr_of(row) for row in comparison.rows], width=7.0)
     for arm, look in looks.items():
         rows = rows_of(comparison, arm)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from stability_lab.compare.figures.curves import curves, running_median
 from stability_lab.compare.figures.decision_panels import decision
 from stability_lab.compare.figures.differences import differences
 from stability_lab.compare.figures.learning_rate import loss_over_lr
+from stability_lab.compare.figures.looks import STABILIZERS, looks
 from stability_lab.compare.run_record import RunRecord, find_runs
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, config_dir
 
 LRS = (1e-3, 1e-2, 1e-1)
 ARMS = ("none", "qknorm", "zloss")
@@ -182,10 +184,10 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
     (old,) = draw(comparison, tmp_path / "figures")[:1]
     before = old.read_bytes()
 
-    def full(self: Path, data: bytes) -> int:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ConfigError, match=r"decision.png cannot be written \(No space left on device\)"):
         draw(comparison, old.parent)
     assert old.read_bytes() == before
@@ -263,7 +265,7 @@ def test_one_arm_has_one_colour_and_the_baseline_is_black(sweep: Path, style: No
     assert steps
     assert logits
     assert forest
-    expected = {arm: look.colour.lower() for arm, look in styles.looks(ARMS).items()}
+    expected = {arm: look.colour.lower() for arm, look in looks(ARMS).items()}
     assert expected["none"] == "#000000"
     assert len(set(expected.values())) == 3
     for arm in ARMS:
@@ -276,10 +278,42 @@ def test_one_arm_has_one_colour_and_the_baseline_is_black(sweep: Path, style: No
 
 
 def test_thirty_arms_have_thirty_looks() -> None:
-    looks = list(styles.looks([str(n) for n in range(30)]).values())
-    assert len({(look.colour, look.marker, str(look.dashes)) for look in looks}) == 30
-    assert sum(look.colour == "#000000" for look in looks) == 1
-    assert not {look.marker for look in looks} & {"v", "x"}  # spikes and divergence
+    found = list(looks([str(n) for n in range(30)]).values())
+    assert len({(look.colour, look.marker, str(look.dashes)) for look in found}) == 30
+    assert sum(look.colour == "#000000" for look in found) == 1
+    assert not {look.marker for look in found} & {"v", "x"}  # spikes and divergence
+
+
+def test_each_stabilizer_has_one_look_in_every_figure() -> None:
+    catalogue = sorted(path.stem for path in (config_dir() / "stabilizer").glob("*.yaml"))
+    assert set(catalogue) <= {"none", *STABILIZERS}
+    own = {name: looks([name])[name] for name in catalogue}
+    assert len({(look.colour, look.marker) for look in own.values()}) == len(catalogue)
+    others = ["absnorm", "softcap(cap=30)", "d_model=64"]
+    for seed in range(20):
+        arms = [str(arm) for arm in np.random.default_rng(seed).permutation([*catalogue, *others])]
+        found = looks(arms)
+        assert list(found) == arms
+        assert {name: found[name] for name in catalogue} == own
+        assert not {(found[name].colour, found[name].marker) for name in others} & {
+            (look.colour, look.marker) for look in own.values()
+        }
+        assert len({(look.colour, look.marker, str(look.dashes)) for look in found.values()}) == len(arms)
+
+
+def test_a_combination_has_one_look_and_is_told_from_its_parts() -> None:
+    combined = looks(["none", "qknorm+softcap"])["qknorm+softcap"]
+    assert looks(["zloss", "qknorm+softcap", "absnorm", "qknorm", "softcap"])["qknorm+softcap"] == combined
+    parts = looks(["qknorm", "softcap"])
+    assert combined.colour not in {look.colour for look in parts.values()}
+    assert combined.marker not in {look.marker for look in parts.values()}
+    pairs = ["+".join(pair) for pair in combinations(sorted(STABILIZERS), 2)]
+    alone = {pair: looks([pair])[pair] for pair in pairs}
+    assert all(looks(["none", "qknorm", "softcap", pair])[pair] == look for pair, look in alone.items())
+
+
+def test_an_own_stabilizer_keeps_its_look_beside_others() -> None:
+    assert looks(["none", "absnorm", "qknorm"])["absnorm"] == looks(["zloss", "absnorm"])["absnorm"]
 
 
 # Loss over the learning rate
@@ -312,7 +346,7 @@ def test_diverged_runs_stand_above_the_rule_with_their_share(sweep: Path, style:
     crosses = lines(loss, "diverged")
     assert [(xy(line)[0], line.get_marker(), colour(line)) for line in crosses] == [
         ([0.1], "x", "#000000"),
-        ([0.1], "x", styles.looks(ARMS)["zloss"].colour.lower()),
+        ([0.1], "x", looks(ARMS)["zloss"].colour.lower()),
     ]
     (rule,) = (line for line in loss.lines if line.get_transform() == loss.transAxes)
     heights = [xy(line)[1][0] for line in crosses]
@@ -344,7 +378,7 @@ def test_degraded_means_are_open(tmp_path: Path, style: None) -> None:
     assert figure
     means = lines(figure.axes[0], "mean")
     assert [line.get_markerfacecolor() == "white" for line in means] == [False, False, True, False, True, False]
-    assert "degraded" in legend_of(figure)
+    assert "0.1 worse, or logits > 10,000" in legend_of(figure)
 
 
 @pytest.mark.parametrize(("losses", "seen"), [((2.0, 2.1), False), ((5.0, 5.6), True)])
@@ -386,10 +420,10 @@ def test_a_row_of_panels_for_each_setting_of_other_keys(tmp_path: Path, style: N
     ("lrs", "losses", "x", "y"),
     [
         ((1e-3, 1e-2), (2.0, 2.0), ["0.001", "0.01"], ["1.990", "2.000", "2.010"]),
-        ((1e-3, 1e-2), (0.0, 0.0), ["0.001", "0.01"], ["-0.02", "0.00", "0.02"]),
+        ((1e-3, 1e-2), (0.0, 0.0), ["0.001", "0.01"], ["−0.02", "0.00", "0.02"]),
         ((1e-3, 1.00001e-3), (2.0, 3.0), ["0.001", "0.00100001"], ["2.0", "2.2", "3.0"]),
         (tuple(1e-4 * 1.5**n for n in range(9)), (0.5, 1.0), ["0.0001", "0.000225", "0.000506", "0.00114"], ["1.0"]),
-        ((1e-3, 1e-2), (1e12, 1e12), ["0.001", "0.01"], ["9.960e+11", "1.000e+12"]),
+        ((1e-3, 1e-2), (1e12, 1e12), ["0.001", "0.01"], ["1T"]),
     ],
 )
 def test_numbers_on_the_axes_are_apart_and_not_alike(
@@ -755,7 +789,7 @@ def test_padded_leaves_the_top_free() -> None:
 
 
 def test_labels() -> None:
-    assert styles.label("a$b$") == r"a\$b\$"
+    assert styles.label("a$b$") == "a$b$"
     assert styles.label("_x") == " _x"
     assert styles.label("") == " "
     assert styles.label("a\nb\x07") == "a\\nb\\x07"

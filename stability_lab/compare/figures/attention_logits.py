@@ -17,13 +17,13 @@ from matplotlib.ticker import MaxNLocator
 from stability_lab.compare.comparison import Comparison
 from stability_lab.compare.figures.chosen import chosen
 from stability_lab.compare.figures.curves import steps
+from stability_lab.compare.figures.looks import looks
 from stability_lab.compare.figures.style import (
     WIDTH,
     brief,
     entry,
     legend,
     logarithmic,
-    looks,
     near,
     new_figure,
     padded,

@@ -16,13 +16,12 @@ from matplotlib.transforms import ScaledTranslation
 
 from stability_lab.compare.comparison import Comparison
 from stability_lab.compare.figures.chosen import chosen
+from stability_lab.compare.figures.looks import Look, looks
 from stability_lab.compare.figures.style import (
     WIDTH,
-    Look,
     entry,
     legend,
     logarithmic,
-    looks,
     near,
     new_figure,
     padded,

@@ -16,16 +16,15 @@ from matplotlib.ticker import MaxNLocator
 
 from stability_lab.compare.comparison import Comparison
 from stability_lab.compare.decision import Tuned, tuned
+from stability_lab.compare.figures.looks import Look, looks
 from stability_lab.compare.figures.style import (
     WIDTH,
-    Look,
     bare_rows,
     entry,
     interval,
     label,
     learning_rates,
     legend,
-    looks,
     new_figure,
     padded,
     setting_text,

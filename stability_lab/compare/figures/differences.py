@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stability_lab.compare.comparison import Comparison, Row
+from stability_lab.compare.figures.looks import looks
 from stability_lab.compare.figures.style import (
     WIDTH,
     bare_rows,
@@ -16,7 +17,6 @@ from stability_lab.compare.figures.style import (
     interval,
     label,
     legend,
-    looks,
     new_figure,
     padded,
     quantity,

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
-from stability_lab.compare.comparison import Comparison, Row
+from stability_lab.compare.comparison import DEGRADED_LOGIT, DEGRADED_NATS, Comparison, Row
+from stability_lab.compare.figures.looks import Look, looks
 from stability_lab.compare.figures.style import (
     WIDTH,
-    Look,
     entry,
     label,
     learning_rates,
     legend,
     logarithmic,
-    looks,
     new_figure,
     padded,
-    plain,
     quantity,
     rule,
     setting_text,
@@ -31,10 +29,12 @@ from stability_lab.compare.figures.style import (
 )
 from stability_lab.compare.grouping import LR
 from stability_lab.judge.events import LOGIT_CRITICAL
+from stability_lab.text import rough
 
 MOST_SETTINGS = 6
 DIVERGED: dict[str, Any] = {"color": "0.2", "marker": "x", "linestyle": "none", "markersize": 5, "markeredgewidth": 1.2}
 SEED: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 3}
+_DODGE = 1.04  # between the seeds of two arms: a learning rate's factor
 _LANE, _MOST_LANES = 0.06, 0.35  # shares of the panel: of one arm's diverged runs, of all arms'
 
 
@@ -113,9 +113,9 @@ def _losses(axes: Axes, rows: Sequence[Row], arms: dict[str, Look], comparison: 
     else:
         low, high = span
         _loss_axis(axes, low, high, zone)
-        for arm, look in arms.items():
+        for number, (arm, look) in enumerate(arms.items()):
             own = [(row, values) for row, values in points if _arm(row, arms) == arm]
-            _loss_line(axes, own, arm, look, high)
+            _loss_line(axes, own, arm, look, high, _DODGE ** (number - (len(arms) - 1) / 2))
         _initial(axes, rows, metric, low, high)
     _diverged(axes, rows, arms, lanes, zone)
 
@@ -130,39 +130,36 @@ def _loss_axis(axes: Axes, low: float, high: float, zone: float) -> None:
     ticks = [tick for tick in rounded if bottom <= tick <= limit]
     if zone == 1:
         ticks = []
-    texts = _numbers(ticks)
+    texts = _numbers(axes, ticks)
     axes.set_yticks([*ticks, word] if zone else ticks, [*texts, "diverged"] if zone else texts)
 
 
-def _numbers(ticks: Sequence[float]) -> list[str]:
-    """Format all ticks with as many decimals as distinguish them; with an exponent where they are large."""
-    form = "f" if max(map(abs, ticks), default=0) < 1e5 else "e"
-    for decimals in range(16):
-        # Adding 0.0 takes the sign off -0.0.
-        texts = [f"{tick + 0.0:.{decimals}{form}}" for tick in ticks]
-        if all(
-            math.isclose(float(text), tick, abs_tol=1e-9 * abs(ticks[-1]))
-            for text, tick in zip(texts, ticks, strict=True)
-        ):
-            return texts
-    return [plain(tick) for tick in ticks]
+def _numbers(axes: Axes, ticks: Sequence[float]) -> list[str]:
+    formatter = EngFormatter(sep="") if max(map(abs, ticks), default=0) >= 1e5 else ScalarFormatter(useOffset=False)
+    formatter.set_axis(axes.yaxis)
+    return formatter.format_ticks(list(ticks))
 
 
-def _loss_line(axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float) -> None:
-    """Join means by a line, interrupted where no seed survived; draw a value above `high` at that height."""
+def _loss_line(
+    axes: Axes, own: Sequence[tuple[Row, list[float]]], arm: str, look: Look, high: float, dodge: float
+) -> None:
+    """Join means by a line, interrupted where no seed survived; draw a value above `high` at that height.
+
+    Seeds are drawn at `dodge` times their learning rate, beside those of other arms.
+    """
     x = np.array([_known_lr(row) for row, _ in own])
     y = np.array([row.metric.value if row.metric else math.nan for row, _ in own])
     axes.plot(x, np.minimum(y, high), label=arm, **look.line())
     for (row, values), lr, mean in zip(own, x, y, strict=True):
         if len(values) > 1:
             seeds = [value for value in values if value <= high]
-            axes.plot([lr] * len(seeds), seeds, label="seeds", color=look.colour, alpha=0.6, **SEED)
+            axes.plot([lr * dodge] * len(seeds), seeds, label="seeds", color=look.colour, alpha=0.6, **SEED)
         point = look.point(filled=not row.degraded)
         if mean > high:
             axes.plot(lr, high, label="mean", clip_on=False, **point)
             last = lr == x[-1]
             axes.annotate(
-                f"{plain(mean)} ↑" if last else f"↑ {plain(mean)}",
+                f"{rough(mean)} ↑" if last else f"↑ {rough(mean)}",
                 (lr, high),
                 xytext=(-5 if last else 5, -3),
                 textcoords="offset points",
@@ -242,5 +239,6 @@ def _marks(rows: Sequence[Row]) -> list[Any]:
     if any(len(row.cell.finite) > 1 for row in rows):
         marks.append(entry("each seed", **{**grey, **SEED}))
     if any(row.degraded and row.metric for row in rows):
-        marks.append(entry("degraded", marker="o", markerfacecolor="white", markeredgewidth=0.9, **grey))
+        words = f"{DEGRADED_NATS:g} worse, or logits > {DEGRADED_LOGIT:,.0f}"
+        marks.append(entry(words, marker="o", markerfacecolor="white", markeredgewidth=0.9, **grey))
     return marks

@@ -1,4 +1,4 @@
-"""What all figures have in common: the look of an arm, the text of a label, the part of an axis that is shown."""
+"""What all figures have in common: the text of a label, marks, the part of an axis that is shown."""
 
 from __future__ import annotations
 
@@ -6,57 +6,29 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.style import context
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from stability_lab.compare.figures.looks import Look
 from stability_lab.compare.grouping import Grouping, short, shown_value
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.disk.files import replace_file
-from stability_lab.text import shown
+from stability_lab.text import rough, shown
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which is too pale for lines.
-# Black is the baseline's. Markers and dashes repeat the distinction for print in black and white.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# No arm has the marker of spikes (v) or of divergence (x).
-MARKERS = ("o", "s", "^", "D", "P", "*", "p", "<", ">", "d", "h")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1.2, 1, 1.2)), (0, (8, 2)))
 WIDTH = 7.0  # inches, the width of a page's text; a figure of one panel has half of it
-FONT = "DejaVu Sans"  # comes with matplotlib, so that figures look the same everywhere
-STYLE: Any = {
-    "font.family": FONT,
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "figure.titlesize": 8,
-    "legend.fontsize": 7.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4.5,
-    "svg.fonttype": "none",  # text stays text
-    "pdf.fonttype": 42,  # TrueType: publishers refuse the default
-    "svg.hashsalt": "stability_lab",
-    "agg.path.chunksize": 20_000,  # a noisy line of a million steps would not fit in one piece
-}
+_FONT = "DejaVu Sans"
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 _DPI = 200
 # Dates would make two files of the same runs differ.
 _METADATA: Mapping[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -75,42 +47,10 @@ _UNITS = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one arm is drawn in every figure."""
-
-    colour: str
-    marker: str
-    dashes: Any
-
-    def line(self) -> dict[str, Any]:
-        return {"color": self.colour, "linestyle": self.dashes}
-
-    def point(self, filled: bool = True) -> dict[str, Any]:
-        return {
-            "color": self.colour,
-            "linestyle": "none",
-            "marker": self.marker,
-            "markerfacecolor": self.colour if filled else "white",
-            "markeredgewidth": 0.9,
-        }
-
-
-def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """The look of each arm, by name, with the baseline first; no two of the first 30 are alike."""
-    found = {}
-    for number, arm in enumerate(arms):
-        colour = COLOURS[0] if number == 0 else COLOURS[1 + (number - 1) % (len(COLOURS) - 1)]
-        found[arm] = Look(colour, MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)])
-    return found
-
-
 @contextmanager
 def applied() -> Iterator[None]:
     """Figures look the same whatever the user's matplotlibrc says."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+    with context(["default", _STYLE]):
         yield
 
 
@@ -170,7 +110,7 @@ def label(text: object, width: int = 64, lines: int = 3) -> str:
     rows = textwrap.wrap(_drawable(text), width) or [" "]
     if len(rows) > lines:
         rows = [*rows[: lines - 1], f"{rows[lines - 1][: width - 1]}…"]
-    return _escaped("\n".join(rows))
+    return _listed("\n".join(rows))
 
 
 def brief(text: object, width: int) -> str:
@@ -178,22 +118,22 @@ def brief(text: object, width: int) -> str:
     known = _drawable(text)
     if len(known) > width:
         known = f"{known[: width - width // 3 - 1]}…{known[-(width // 3) :]}"
-    return _escaped(known)
+    return _listed(known)
 
 
 def _drawable(text: object) -> str:
     return "".join(c if ord(c) in _glyphs() else c.encode("unicode_escape").decode() for c in shown(text))
 
 
-def _escaped(text: str) -> str:
-    escaped = text.replace("$", r"\$")
-    return f" {escaped}" if escaped.startswith("_") else escaped  # matplotlib leaves out what starts with it
+def _listed(text: str) -> str:
+    """matplotlib leaves a name that starts with `_` out of a legend."""
+    return f" {text}" if text.startswith("_") else text
 
 
 @cache
 def _glyphs() -> frozenset[int]:
     """The characters that the font can draw; matplotlib would warn of any other."""
-    fonts = [get_font(findfont(FontProperties(family=FONT, weight=weight))) for weight in ("normal", "bold")]
+    fonts = [get_font(findfont(FontProperties(family=_FONT, weight=weight))) for weight in ("normal", "bold")]
     return frozenset(fonts[0].get_charmap()) & frozenset(fonts[1].get_charmap())
 
 
@@ -205,10 +145,6 @@ def quantity(metric: str) -> str:
 def setting_text(setting: Mapping[str, Any], grouping: Grouping) -> str:
     """`lr=0.01, d_model=64`; empty where nothing but the arm varies."""
     return ", ".join(f"{short(key, grouping.setting)}={shown_value(value)}" for key, value in setting.items())
-
-
-def plain(value: float) -> str:
-    return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
 def legend(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> None:
@@ -274,13 +210,13 @@ def near(values: np.ndarray, limits: tuple[float, float], log: bool = False) -> 
 
 
 def logarithmic(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic y axis with a label at each decade, or at 1, 2 and 5 where there are few."""
+    """A logarithmic y axis with a number at each decade, or at 1, 2 and 5 where there are few."""
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     few = math.log10(high / low) < 2
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=9))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def learning_rates(axes: Axes, lrs: Iterable[float], width: float = 0.5 * WIDTH) -> None:
@@ -289,7 +225,7 @@ def learning_rates(axes: Axes, lrs: Iterable[float], width: float = 0.5 * WIDTH)
     axes.set_xscale("log")
     span = math.log(known[-1] / known[0]) or 1.0
     axes.set_xlim(known[0] / math.exp(0.08 * span), known[-1] * math.exp(0.08 * span))
-    texts = [plain(lr) for lr in known]
+    texts = [rough(lr) for lr in known]
     if len(set(texts)) < len(texts):
         texts = [f"{lr:.6g}" for lr in known]
     apart = (0.03 + 0.02 * max(map(len, texts))) * span * 0.5 * WIDTH / width
