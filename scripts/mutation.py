@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 
+from stability_lab.machine.cores import cores
+
 ROOT = Path(__file__).resolve().parents[1]
 TEST_LIMIT_S = 600
 NOT_COPIED = (".git", "outputs", "__pycache__", ".pytest_cache", ".ruff_cache", ".cache", "build", "dist")
@@ -33,7 +35,7 @@ def run(mutants: Sequence[Mutant]) -> list[str]:
     """
     with tempfile.TemporaryDirectory(prefix="stability-lab-mutants-") as folder:
         copies: Queue[Path] = Queue()
-        for number in range(os.cpu_count() or 1):
+        for number in range(cores()):
             copy = Path(folder) / f"checkout-{number}"
             shutil.copytree(ROOT, copy, ignore=left_out)
             copies.put(copy)
