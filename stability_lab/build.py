@@ -7,9 +7,8 @@ import dataclasses
 import torch
 
 from stability_lab.config import ConfigError, TrainConfig
-from stability_lab.data.loader import check_length, validation_starts, validation_windows
+from stability_lab.data.loader import build_sampler, check_length, validation_starts, validation_windows
 from stability_lab.data.source import DataSource, TokenData
-from stability_lab.data.stream import build_sampler
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.model.init import initialise

@@ -12,11 +12,10 @@ import numpy as np
 
 from stability_lab.config import ConfigError, Parser, TrainConfig, from_plain
 from stability_lab.data.hf_tokenizer import JsonTokenizer
-from stability_lab.data.loader import batch_fingerprint
+from stability_lab.data.loader import batch_fingerprint, build_sampler
 from stability_lab.data.source import TokenData
 from stability_lab.data.sources.corpus import TextFiles
 from stability_lab.data.sources.text_files import is_text
-from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2, Tokenizer, fit_without_text
 from stability_lab.data.tokens.formats import CHUNK, DTYPES, looks_like_wider_ids, recognise
 from stability_lab.data.tokens.memmap import ids_dtype

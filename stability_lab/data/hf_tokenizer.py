@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stability_lab.config import ConfigError
 from stability_lab.data.network import hub_error, use_hub
 from stability_lab.data.source import Documents
-from stability_lab.data.tokenizer import Ids, byte_of_character, tokenizers_library
+from stability_lab.data.tokenizer import Ids, tokenizers_library
 
 if TYPE_CHECKING:
     import tokenizers
@@ -67,9 +67,10 @@ class HuggingFaceTokenizer:
         settings = json.loads(self._backend.to_str())
         if (settings.get("decoder") or {}).get("type") != "ByteLevel":
             return np.zeros(0, dtype=np.int64)
+        one_byte = set(tokenizers_library().pre_tokenizers.ByteLevel.alphabet())
         counts = np.zeros(self.vocab_size, dtype=np.int64)
         for token, i in self._backend.get_vocab(with_added_tokens=False).items():
-            counts[i] = sum(1 if character in byte_of_character() else len(character.encode()) for character in token)
+            counts[i] = sum(1 if character in one_byte else len(character.encode()) for character in token)
         for token in settings["added_tokens"]:
             counts[token["id"]] = 0
         return counts
@@ -126,7 +127,7 @@ def _fetch(name: str, revision: str) -> str:
     try:
         path = huggingface_hub.hf_hub_download(name, "tokenizer.json", revision=revision, local_files_only=not online)
     except Exception as error:
-        raise hub_error(f"tokenizer.name={name}", error, online, "tokenizer=gpt2 or tokenizer=bpe") from error
+        raise hub_error(f"tokenizer.name={name}", error, "tokenizer=gpt2 or tokenizer=bpe") from error
     return Path(path).read_text(encoding="utf-8")
 
 

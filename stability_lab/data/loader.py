@@ -2,43 +2,46 @@
 
 A window is seq_len + 1 ids: the inputs are all but the last, the targets all but the first. Sample i is a
 pure function of (data seed, i), so runs that differ only in stabilizers, micro-batch, accumulation or number
-of ranks read the same samples, and a resumed run needs no loader state.
+of ranks read the same samples, and a resumed run needs no loader state. Only ids that come in one order, from a
+stream, have one.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
-from stability_lab.config import ConfigError
-from stability_lab.data.source import TokenData
+from stability_lab.config import ConfigError, SamplingConfig
+from stability_lab.data.source import TokenData, TokenStream
 from stability_lab.data.tokens.shards import Ids, Tokens, windows_of
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """Training samples, seq_len + 1 ids each, numbered from 0."""
 
+    @abstractmethod
     def batch(self, first: int, n: int) -> Ids:
         """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
-        ...
 
+    @abstractmethod
     def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
         """What the manifest holds: fingerprints of what the run reads, and how it continues after an interruption."""
-        ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to hold beside the number of samples so far, as JSON can hold it; often nothing."""
-        ...
+        """What a checkpoint has to hold beside the number of samples so far, as JSON can hold it: nothing."""
+        return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on after the last sample that had been given out when `state` was saved."""
-        ...
+        if state:
+            raise ValueError("the checkpoint has the place in a stream, and this run reads none")
 
 
-class WindowSampler(ABC):
+class WindowSampler(Sampler):
     """A sampler whose sample i can be read at any time, so that it has no state."""
 
     def __init__(self, tokens: Tokens, seq_len: int, data_seed: int) -> None:
@@ -53,19 +56,11 @@ class WindowSampler(ABC):
         """Position of the first id of samples first, ..., first + n - 1, shape (n,)."""
 
     def batch(self, first: int, n: int) -> Ids:
-        """Samples first, ..., first + n - 1, shape (n, seq_len + 1)."""
         return self._windows[self.starts(first, n)].astype(np.int64)
 
     def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
         firsts = {"first_batch": 0, "last_batch": (max_steps - 1) * per_step}
         return {name: batch_fingerprint(self.batch(first, per_step)) for name, first in firsts.items()}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        if state:
-            raise ValueError("the checkpoint has the place in a stream, and this run reads none")
 
 
 class TrainSampler(WindowSampler):
@@ -125,6 +120,66 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
+
+
+class StreamSampler(Sampler):
+    """Consecutive windows of a stream: a window's last target is the next one's first input, as in `TrainSampler`.
+
+    Samples must be asked for in order. `state` goes into a checkpoint, and a sampler that loads it goes on with
+    the sample after the last one that was given out.
+    """
+
+    def __init__(self, stream: TokenStream, seq_len: int) -> None:
+        self._stream, self._seq_len = stream, seq_len
+        self._next = 0
+        self._last_id: int | None = None
+        self._ahead = np.zeros((0, seq_len + 1), dtype=np.int64)  # read, and not yet given out
+
+    def batch(self, first: int, n: int) -> Ids:
+        """Samples first, ..., first + n - 1, shape (n, seq_len + 1); ValueError if they are not the next ones."""
+        if first != self._next:
+            raise ValueError(f"sample {first} of a stream that stands at sample {self._next}: it has one order only")
+        if n > len(self._ahead):
+            self._ahead = np.concatenate([self._ahead, self._read(n - len(self._ahead))])
+        batch, self._ahead = self._ahead[:n], self._ahead[n:]
+        self._next += n
+        return batch
+
+    def _read(self, n: int) -> Ids:
+        overlap = np.array([] if self._last_id is None else [self._last_id], dtype=np.int64)
+        ids = np.concatenate([overlap, self._stream.read(n * self._seq_len + 1 - len(overlap))])
+        self._last_id = int(ids[-1])
+        return sliding_window_view(ids, self._seq_len + 1)[:: self._seq_len].copy()
+
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        """What the manifest holds: the first batch's fingerprint, read ahead, and how a resumed run continues."""
+        facts = {"resume": "exact" if self._stream.exact else "approximate: the shuffle buffer is not saved"}
+        if self._next or len(self._ahead):
+            return facts
+        self._ahead = self._read(per_step)
+        return {"first_batch": batch_fingerprint(self._ahead), **facts}
+
+    def state(self) -> dict[str, Any]:
+        ahead = self._ahead.tolist()
+        return {"next": self._next, "last_id": self._last_id, "ahead": ahead, "stream": self._stream.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._stream.load_state(state["stream"])
+        self._next, self._last_id = state["next"], state["last_id"]
+        self._ahead = np.array(state["ahead"], dtype=np.int64).reshape(-1, self._seq_len + 1)
+
+
+def build_sampler(data: TokenData, seq_len: int, data_seed: int, sampling: SamplingConfig) -> Sampler:
+    """The sampler that the configuration asks for; ConfigError where a stream cannot do it."""
+    if data.stream is not None:
+        if sampling.name == "random_window":
+            raise ConfigError(
+                "sampling=random_window: a stream is read in its own order; set data.shuffle_buffer, or "
+                "data.streaming=false"
+            )
+        return StreamSampler(data.stream(data_seed), seq_len)
+    kind = {"permutation": TrainSampler, "random_window": RandomWindows}[sampling.name]
+    return kind(data.train, seq_len, data_seed)
 
 
 def validation_windows(tokens: Tokens, seq_len: int, n_windows: int) -> Ids:

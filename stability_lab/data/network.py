@@ -12,6 +12,8 @@ from stability_lab.machine.reach import no_answer
 
 WAIT_S = 3.0
 ENDPOINT = "https://huggingface.co"
+_NETWORK_ERRORS = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError", "ProtocolError"}
+_NETWORK_ERRORS |= {"Timeout", "ClientConnectionError"}
 
 
 def use_hub() -> bool:
@@ -21,26 +23,39 @@ def use_hub() -> bool:
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
-    if _is_set("HF_HUB_OFFLINE") or _is_set("HF_DATASETS_OFFLINE"):
+    offline = (os.environ.get(name, "").upper() for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    if any(value in ("1", "ON", "YES", "TRUE") for value in offline):
         return False
     if no_answer(os.environ.get("HF_ENDPOINT", ENDPOINT), WAIT_S) is None:
         return True
-    _set_offline()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # where it was imported before
     return False
 
 
-def hub_error(key: str, error: BaseException, online: bool, instead: str) -> ConfigError:
+def hub_error(key: str, error: BaseException, instead: str) -> ConfigError:
     """One sentence for whatever a library of the hub raised; an access token in it is blotted out."""
-    if not online or _is_about_the_network(error):
+    if _is_about_the_network(error) or not use_hub():
         return ConfigError(
             f"{key}: the hub cannot be reached (no network leads there, or HF_HUB_OFFLINE is set), and its cache has "
             f"not got it; connect, copy a filled cache here and set HF_HOME, or use {instead}"
         )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return ConfigError(
-        f"{key}: the hub does not give it ({without_tokens(reason)}); check the name, or your access to it"
+        f"{key}: the hub does not give it ({without_tokens(reason)}); check the name and your access, or try again"
     )
+
+
+def _is_about_the_network(error: BaseException) -> bool:
+    """Libraries wrap such an error several times over. The names are base classes of theirs, or of Python's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if _NETWORK_ERRORS & {cls.__name__ for cls in type(seen).__mro__}:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def without_tokens(text: str) -> str:
@@ -73,33 +88,3 @@ def commit_of(dataset: str, revision: str | None) -> str | None:
         return Path(cached).name
     except Exception:  # whatever it is, opening the dataset will meet it again and say so
         return None
-
-
-def _is_about_the_network(error: BaseException) -> bool:
-    """Libraries wrap it several times over, and one of them keeps only its name, in the text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        names = {cls.__name__ for cls in type(seen).__mro__}
-        if names & (_NETWORK_ERRORS | _TRANSPORT_ERRORS) or any(name in str(seen) for name in _NETWORK_ERRORS):
-            return True
-        status = getattr(getattr(seen, "response", None), "status_code", None)
-        if isinstance(status, int) and status >= 500:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
-_NETWORK_ERRORS = {"ConnectionError", "ConnectError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "TimeoutError"}
-_TRANSPORT_ERRORS = {"TransportError", "ProtocolError", "Timeout", "ClientConnectionError"}
-"""Base classes of httpx, urllib3, requests and aiohttp; as words of a sentence they would mean anything."""
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _set_offline() -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import huggingface_hub.constants
-
-    huggingface_hub.constants.HF_HUB_OFFLINE = True  # where it was imported before

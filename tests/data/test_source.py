@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from stability_lab.config import SamplingConfig
-from stability_lab.data.loader import TrainSampler, check_length
+from stability_lab.data.loader import TrainSampler, build_sampler, check_length
 from stability_lab.data.source import DataSource, TokenData
-from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokenizer import ByteTokenizer
 
 

@@ -136,7 +136,7 @@ class Hub(TextSource):
         """A `datasets.Dataset`, or an `IterableDataset`, of the text column; ConfigError where the library fails."""
         files = self.files()
         online = files is not None or use_hub()
-        with self.errors(online):
+        with self.errors():
             import datasets
             import datasets.config
 
@@ -159,21 +159,21 @@ class Hub(TextSource):
             yield b"" if text is None else text.encode(errors="replace")
 
     @contextmanager
-    def errors(self, online: bool = True) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         """ConfigError for whatever the library raises."""
         try:
             yield
         except ConfigError:
             raise
         except Exception as error:
-            raise self.sentence(error, online) from error
+            raise self.sentence(error) from error
 
-    def sentence(self, error: Exception, online: bool = True) -> ConfigError:
+    def sentence(self, error: Exception) -> ConfigError:
         """What to tell the user of an error of the library."""
         if isinstance(error, KeyError) and error.args == (self.field,):  # columns that only the first row shows
             return ConfigError(f"data.field={self.field}: {self.name} has no such column; name the one with text")
         if self.data_files is None:
-            return hub_error(f"data.name={self.name}", error, online, INSTEAD)
+            return hub_error(f"data.name={self.name}", error, INSTEAD)
         cause = error
         if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
             cause = error.__cause__  # the other one says only that there was one

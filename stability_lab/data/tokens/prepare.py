@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,34 +51,11 @@ LEARN_FROM_BYTES = 2**26
 
 
 class Encoded(NamedTuple):
-    """A document in its split; `ids` None where the filter dropped it."""
+    """A document; `ids` None where the filter dropped it."""
 
-    split: str
     ids: npt.NDArray[np.integer] | None
     text_bytes: int
     sha256: bytes
-
-
-@dataclass
-class _Split:
-    """What is known of a split so far. `shards` are those that are complete."""
-
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    tokens: int = 0
-    documents: int = 0
-    text_bytes: int = 0
-    largest_id: int = -1
-
-
-@dataclass
-class _State:
-    """The work after a complete shard. `chain` is a hash over the hashes of all documents so far."""
-
-    key: dict[str, Any]
-    read: int = 0
-    dropped: int = 0
-    chain: str = ""
-    splits: dict[str, _Split] = field(default_factory=lambda: {name: _Split() for name in SPLITS})
 
 
 def load_prepared(source: TextSource, tokenizer: TokenizerOptions) -> TokenData:
@@ -120,10 +96,10 @@ def prepare(
     try:
         state = _resumed(folder, key)
         fitted = _fit(source, tokenizer, folder)
-        with _Writer(folder, state, ids_dtype(fitted.vocab_size), shard_tokens) as writer:
-            for documents in _encode_all(_chunks(source, state.read), fitted, ngram_filter, workers):
+        with _Writer(source, folder, state, ids_dtype(fitted.vocab_size), shard_tokens) as writer:
+            for documents in _encode_all(_chunks(source.iterate(state["read"])), fitted, ngram_filter, workers):
                 writer.add(documents)
-            return writer.finish(source, fitted)
+            return writer.finish(fitted)
     finally:
         if not (folder / SIDECAR).exists() and not (folder / PROGRESS).exists():  # nothing to go on from
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,18 +131,20 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {json.dumps(old.get(name)):.60}, asked {json.dumps(new[name]):.60}" for name in differ)
 
 
-def _resumed(folder: Path, key: dict[str, Any]) -> _State:
+def _resumed(folder: Path, key: dict[str, Any]) -> dict[str, Any]:
+    """What is known after the last complete shard. `chain` is a hash over the hashes of all documents so far."""
     try:
         saved = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return _State(key)
+        split = {"tokens": 0, "documents": 0, "text_bytes": 0, "largest_id": -1}
+        splits = {name: {"shards": [], **split} for name in SPLITS}
+        return {"key": key, "read": 0, "dropped": 0, "chain": "", "splits": splits}
     if saved["key"] != key:
         raise ConfigError(
             f"{folder} holds the beginning of other tokens ({_difference(saved['key'], key)}); delete it, or give "
             "another --out"
         )
-    splits = {name: _Split(**split) for name, split in saved["splits"].items()}
-    return _State(key, saved["read"], saved["dropped"], saved["chain"], splits)
+    return saved
 
 
 def _fit(source: TextSource, tokenizer: TokenizerOptions, folder: Path) -> Tokenizer:
@@ -182,12 +160,11 @@ def _fit(source: TextSource, tokenizer: TokenizerOptions, folder: Path) -> Token
     return tokenizer.fit(documents, folder / VOCABULARY)
 
 
-def _chunks(source: TextSource, skip: int) -> Iterator[list[tuple[str, Document]]]:
-    """Consecutive documents with their split, about a mebibyte at a time."""
-    chunk: list[tuple[str, Document]] = []
-    size = 0
-    for number, document in enumerate(source.iterate(skip), start=skip):
-        chunk.append(("val" if source.holds_out(number) else "train", document))
+def _chunks(documents: Iterator[Document]) -> Iterator[Documents]:
+    """Consecutive documents, about a mebibyte at a time."""
+    chunk, size = [], 0
+    for document in documents:
+        chunk.append(document)
         size += len(document[1])
         if size >= CHUNK_BYTES or len(chunk) == CHUNK_DOCUMENTS:
             yield chunk
@@ -196,15 +173,14 @@ def _chunks(source: TextSource, skip: int) -> Iterator[list[tuple[str, Document]
         yield chunk
 
 
-def encode(chunk: Iterable[tuple[str, Document]], tokenizer: Tokenizer, ngram_filter: bool) -> list[Encoded]:
+def encode(documents: Documents, tokenizer: Tokenizer, ngram_filter: bool) -> list[Encoded]:
     """Each document with its end-of-document id."""
     dtype, encoded = ids_dtype(tokenizer.vocab_size), []
-    for split, (name, text) in chunk:
+    for name, text in documents:
         ids = tokenizer.encode(text)
         drop = ngram_filter and repetitive(ids[None])[0]
         digest = hashlib.sha256(name.encode() + b"\0" + text).digest()
-        ended = None if drop else np.append(ids, tokenizer.eos_id).astype(dtype)
-        encoded.append(Encoded(split, ended, len(text), digest))
+        encoded.append(Encoded(None if drop else np.append(ids, tokenizer.eos_id).astype(dtype), len(text), digest))
     return encoded
 
 
@@ -226,13 +202,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(chunk: list[tuple[str, Document]], ngram_filter: bool) -> list[Encoded]:
+def _work(chunk: Documents, ngram_filter: bool) -> list[Encoded]:
     assert _tokenizer is not None
     return encode(chunk, _tokenizer, ngram_filter)
 
 
 def _encode_all(
-    chunks: Iterator[list[tuple[str, Document]]], tokenizer: Tokenizer, ngram_filter: bool, workers: int
+    chunks: Iterator[Documents], tokenizer: Tokenizer, ngram_filter: bool, workers: int
 ) -> Iterator[list[Encoded]]:
     """Encode in order; at most two chunks a worker are under way, so that a fast reader does not fill the memory."""
     if workers == 1:
@@ -289,14 +265,17 @@ class _Shard:
 class _Writer:
     """Appends documents to the shards of both splits; what it saves moves on only when both are on the disk."""
 
-    def __init__(self, folder: Path, state: _State, dtype: np.dtype, shard_tokens: int) -> None:
+    def __init__(
+        self, source: TextSource, folder: Path, state: dict[str, Any], dtype: np.dtype, shard_tokens: int
+    ) -> None:
         from tqdm import tqdm
 
-        self.folder, self.state, self.dtype, self.shard_tokens = folder, state, dtype, shard_tokens
+        self.source, self.folder, self.state, self.dtype, self.shard_tokens = source, folder, state, dtype, shard_tokens
+        self.splits: dict[str, dict[str, Any]] = state["splits"]
         self.shards = self._begin()
-        done = sum(split.text_bytes for split in state.splits.values())
         # A progress bar where there is a terminal (disable=None).
-        self.bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, initial=done, disable=None, desc="tokenising")
+        self.bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, disable=None, desc="tokenising")
+        self.bar.update(self._text_bytes())
 
     def __enter__(self) -> _Writer:
         return self
@@ -306,73 +285,68 @@ class _Writer:
         for shard in self.shards.values():
             shard.file.close()
 
+    def _text_bytes(self) -> int:
+        return sum(split["text_bytes"] for split in self.splits.values())
+
     def _begin(self) -> dict[str, _Shard]:
-        splits = self.state.splits.items()
-        return {name: _Shard(self.folder, f"{name}-{len(split.shards):05d}") for name, split in splits}
+        return {name: _Shard(self.folder, f"{name}-{len(split['shards']):05d}") for name, split in self.splits.items()}
 
     def add(self, documents: Iterable[Encoded]) -> None:
-        state = self.state
         for document in documents:
-            state.read += 1
-            state.chain = hashlib.sha256(bytes.fromhex(state.chain) + document.sha256).hexdigest()
+            name = "val" if self.source.holds_out(self.state["read"]) else "train"
+            self.state["read"] += 1
+            self.state["chain"] = hashlib.sha256(bytes.fromhex(self.state["chain"]) + document.sha256).hexdigest()
             self.bar.update(document.text_bytes)
             if document.ids is None:
-                state.dropped += 1
+                self.state["dropped"] += 1
                 continue
-            split, shard = state.splits[document.split], self.shards[document.split]
+            split, shard = self.splits[name], self.shards[name]
             shard.add(document.ids)
-            split.documents += 1
-            split.text_bytes += document.text_bytes
-            split.largest_id = max(split.largest_id, int(document.ids.max()))
+            split["documents"] += 1
+            split["text_bytes"] += document.text_bytes
+            split["largest_id"] = max(split["largest_id"], int(document.ids.max()))
             if shard.tokens >= self.shard_tokens:
                 self._commit()
                 self.shards = self._begin()
 
     def _commit(self) -> None:
-        for name, split in self.state.splits.items():
-            split.tokens += self.shards[name].tokens
-            split.shards.append(self.shards[name].close())
-        replace_file(self.folder / PROGRESS, json.dumps(asdict(self.state)))
+        for name, split in self.splits.items():
+            split["tokens"] += self.shards[name].tokens
+            split["shards"].append(self.shards[name].close())
+        replace_file(self.folder / PROGRESS, json.dumps(self.state))
 
-    def finish(self, source: TextSource, tokenizer: Tokenizer) -> dict[str, Any]:
+    def finish(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Writes the sidecar, which makes the folder a finished one, and clears what only the work needed."""
-        state, folder = self.state, self.folder
-        splits = {name: vars(split) for name, split in state.splits.items()}
+        state, splits, folder = self.state, self.splits, self.folder
         if any(shard.tokens for shard in self.shards.values()) or not splits["train"]["shards"]:
             self._commit()
-        for name, split in state.splits.items():
-            if not split.tokens:
+        for name, side in zip(SPLITS, ("training", "validation"), strict=True):
+            if not splits[name]["tokens"]:
                 (folder / PROGRESS).unlink()
-                side = "training" if name == "train" else "validation"
                 raise ConfigError(
-                    f"data={source.about()['name']}: nothing is left for the {side} split of {state.read} documents, "
-                    f"{state.dropped} of which the filter dropped; give more text"
+                    f"data={self.source.about()['name']}: nothing is left for the {side} split of {state['read']} "
+                    f"documents, {state['dropped']} of which the filter dropped; give more text"
                 )
-        hashes = [shard["sha256"] for split in state.splits.values() for shard in split.shards]
+        hashes = [shard["sha256"] for name in SPLITS for shard in splits[name]["shards"]]
         # Training would read all ids before its first step; after this the cache knows them.
         train = regions(folder, {"dtype": self.dtype, **splits}, "train")
+        corpus = {"sha256": state["chain"], "documents": state["read"], "bytes": self._text_bytes()}
         meta = {
             "format": FORMAT,
-            "key": state.key,
+            "key": state["key"],
             "dtype": self.dtype.str,
             "vocab_size": tokenizer.vocab_size,
             "eos_id": tokenizer.eos_id,
             "tokenizer": tokenizer.id,
             "fingerprint": hashlib.sha256("".join(hashes).encode()).hexdigest(),
             "unigram_entropy": scan(train, tokenizer.vocab_size).unigram_entropy,
-            "dropped_documents": state.dropped,
-            "corpus": {
-                **source.about(),
-                "sha256": state.chain,
-                "documents": state.read,
-                "bytes": sum(split.text_bytes for split in state.splits.values()),
-            },
+            "dropped_documents": state["dropped"],
+            "corpus": {**self.source.about(), **corpus},
             **splits,
         }
         replace_file(folder / SIDECAR, json.dumps(meta, indent=2) + "\n")
         (folder / PROGRESS).unlink()
         # Calls that were killed left what they were writing, and one of an earlier version its counts.
-        for pattern in ("*.part", "counts-*.npy", ".*.tmp"):
-            for left in folder.glob(pattern):
-                left.unlink()
+        for left in (path for pattern in ("*.part", "counts-*.npy", ".*.tmp") for path in folder.glob(pattern)):
+            left.unlink()
         return meta

@@ -10,10 +10,9 @@ import pytest
 from test_formats import IDS, WRITERS, llmc, nanogpt
 
 from stability_lab.config import ConfigError, SamplingConfig
-from stability_lab.data.loader import batch_fingerprint, check_length
+from stability_lab.data.loader import batch_fingerprint, build_sampler, check_length
 from stability_lab.data.source import TokenData
 from stability_lab.data.sources.token_files import TokenFiles
-from stability_lab.data.stream import build_sampler
 from stability_lab.data.tokenizer import Bpe, ByteTokenizer, Gpt2
 from stability_lab.data.tokens import scan as scan_module
 
