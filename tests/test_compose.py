@@ -253,7 +253,7 @@ def test_a_sweep_over_quoted_values() -> None:
         (["max_steps=10"], "max_steps is not a key of the configuration: did you mean trainer.max_steps?"),
         (["steps=100"], "did you mean schedule.warmup_steps or trainer.grad_accum_steps or trainer.max_steps?"),
         (["batch_size=8"], "did you mean trainer.micro_batch_size?"),
-        (["optimizer.n_layers=2"], "did you mean model.n_layers?"),
+        (["trainer.n_layers=2"], "did you mean model.n_layers?"),
         (["zzz=3"], "known are data, data_seed, debug, "),
         (["+sed=3"], "sed is not a key of the configuration: did you mean seed?"),
         (["trainer.max_step=3"], "trainer.max_step is not a key of the configuration: did you mean max_steps?"),

@@ -68,7 +68,7 @@ def test_lines_elsewhere_hold_the_same_numbers(
     progress.show({**ROW, "step": 10})
     progress.close()
     first, second = caplog.messages
-    rest = "gnorm 0.521  ppl 2.65e+239  lr 3.00e-03  1,234 tok/s  ETA 0:00"
+    rest = "gnorm 0.521  ppl 2.65e239  lr 3.00e-03  1,234 tok/s  ETA 0:00"
     assert first == f"step 5/10  loss 551.3000  val 4.2500  {rest}"
     assert second == f"step 10/10  loss 551.3000  {rest}"
     assert capsys.readouterr().err == ""
