@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stability_lab.judge import spikes
 from stability_lab.judge.spikes import (
     DEFINITIONS,
     Definition,
@@ -87,6 +88,30 @@ def test_equals_the_plain_loop(window, threshold, two_sided):
     assert (result.n_spikes, result.n_scored) == (flags.sum(), scored.sum())
     assert result.score == pytest.approx(100.0 * flags.sum() / scored.sum())
     assert result.n_nonfinite == np.count_nonzero(~np.isfinite(x))
+
+
+@pytest.mark.parametrize(
+    "distort",
+    [
+        lambda x, at: 3 + 0.02 * x,
+        lambda x, at: np.round(3 + 0.02 * x, 2),
+        lambda x, at: 10 * np.exp(-np.arange(x.size) / 200) + 2 + 1e-3 * x,
+        lambda x, at: np.where(at < 0.001, 1e150, np.where(at < 0.002, -1e100, x)),
+        lambda x, at: np.where(at < 0.05, NAN, np.exp(3 * x)),
+        lambda x, at: 1e8 + 1e-6 * x,
+        lambda x, at: np.where(at < 0.01, x, 2.0),
+        lambda x, at: np.cumsum(x),
+    ],
+)
+@pytest.mark.parametrize("name", ["olmo2", "olmo_core", "llm_c"])
+def test_running_sums_leave_out_no_spike(name, distort, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = distort(rng.standard_normal(10_000), rng.random(10_000))
+    rules = [DEFINITIONS[name], replace(DEFINITIONS[name], window=16, min_window=16, threshold=2.0)]
+    found = [flag_spikes(x, rule, start=start) for rule in rules for start in (0, 4_321)]
+    monkeypatch.setattr(spikes, "_may_be_outside", lambda values, *_: np.ones(values.size, dtype=bool))
+    every = [flag_spikes(x, rule, start=start) for rule in rules for start in (0, 4_321)]
+    assert [flags.tolist() for flags in found] == [flags.tolist() for flags in every]
 
 
 @pytest.mark.parametrize("flush", [1, 7, 100])
