@@ -185,6 +185,17 @@ print(json.dumps([time.process_time(), [name for name in {HEAVY!r} if name in sy
 """
 
 
+COMMANDS = """
+import stability_lab.commands.compare, stability_lab.commands.runs, stability_lab.commands.score, sys
+print([name for name in ("pandas", "torch", "matplotlib", "wandb") if name in sys.modules])
+"""
+
+
+def test_commands_on_finished_runs_load_what_they_need_when_they_need_it() -> None:
+    done = subprocess.run([sys.executable, "-c", COMMANDS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_help_answers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     cpu_s, heavy = json.loads(done.stdout.splitlines()[-1])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from stability_lab.compare.run_record import RunRecord, find_runs
 from stability_lab.compare.tables import markdown_table, words_for_nonfinite
@@ -59,13 +58,15 @@ def _render(rows: Sequence[dict[str, Any]], form: str, found: int) -> str:
     if form == "json":
         return json.dumps(words_for_nonfinite(list(rows)), indent=2)
     if form == "csv":
+        import pandas as pd
+
         return pd.DataFrame(rows).to_csv(index=False).rstrip()
     if not rows:
         return f"none of {found} runs has this status"
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     cells = tuple(tuple(_cell(name, row[name]) for name in columns) for row in rows)
-    states = pd.Series([row["status"] for row in rows]).value_counts()
-    title = f"{len(rows)} of {found} runs: " + ", ".join(f"{n} {status}" for status, n in states.items())
+    states = Counter(row["status"] for row in rows).most_common()
+    title = f"{len(rows)} of {found} runs: " + ", ".join(f"{n} {status}" for status, n in states)
     table = Table(title, tuple(columns), cells)
     return markdown_table(table) if form == "md" else text_table(table)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from stability_lab.compare.grouping import LR, Cell, Grouping, seed_of, short, shown_value
+from stability_lab.compare.grouping import LR, Cell, Grouping, seed_of, setting_text, short, shown_value
 from stability_lab.compare.run_record import RunRecord
 
 LOSS, COST = "loss", "cost"
@@ -34,39 +34,34 @@ class Check:
 @dataclass(frozen=True)
 class _Fact:
     name: str
-    read: Callable[[RunRecord], Hashable]
+    key: str  # of the manifest
     spoils: tuple[str, ...]
     unpairs: bool = False
     each_seed: bool = False  # must only agree between runs of the same seed
 
 
-def _path(*keys: str) -> Callable[[RunRecord], Hashable]:
-    def read(run: RunRecord) -> Hashable:
-        value: Any = run.manifest
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value if value is None or isinstance(value, (str, int, float)) else str(value)
-
-    return read
+def _told(run: RunRecord, key: str) -> Hashable:
+    value = run.facts.get(key)
+    return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
 FACTS = (
-    _Fact("data", _path("data", "fingerprint"), (LOSS,), unpairs=True),
-    _Fact("first batch", _path("data", "first_batch"), (LOSS,), unpairs=True, each_seed=True),
-    _Fact("last batch", _path("data", "last_batch"), (LOSS,), unpairs=True, each_seed=True),
-    _Fact("evaluation windows", _path("data", "validation"), (LOSS,), unpairs=True),
-    _Fact("precision", _path("precision"), (LOSS, COST)),
-    _Fact("compile", _path("compile"), (LOSS, COST)),
-    _Fact("attention back-end", _path("attention", "backend"), (COST,)),
-    _Fact("threads", _path("threads"), (COST,)),
-    _Fact("device", _path("device"), (LOSS, COST)),
-    _Fact("platform", _path("platform"), (COST,)),
-    _Fact("deterministic kernels", _path("deterministic"), (COST,)),
-    _Fact("torch", _path("versions", "torch"), (LOSS, COST)),
-    _Fact("stability_lab", _path("versions", "stability_lab"), (LOSS, COST)),
-    _Fact("code revision", _path("git", "revision"), (LOSS, COST)),
-    _Fact("Python", _path("versions", "python"), ()),
-    _Fact("numpy", _path("versions", "numpy"), ()),
+    _Fact("data", "data.fingerprint", (LOSS,), unpairs=True),
+    _Fact("first batch", "data.first_batch", (LOSS,), unpairs=True, each_seed=True),
+    _Fact("last batch", "data.last_batch", (LOSS,), unpairs=True, each_seed=True),
+    _Fact("evaluation windows", "data.validation", (LOSS,), unpairs=True),
+    _Fact("precision", "precision", (LOSS, COST)),
+    _Fact("compile", "compile", (LOSS, COST)),
+    _Fact("attention back-end", "attention.backend", (COST,)),
+    _Fact("threads", "threads", (COST,)),
+    _Fact("device", "device", (LOSS, COST)),
+    _Fact("platform", "platform", (COST,)),
+    _Fact("deterministic kernels", "deterministic", (COST,)),
+    _Fact("torch", "versions.torch", (LOSS, COST)),
+    _Fact("stability_lab", "versions.stability_lab", (LOSS, COST)),
+    _Fact("code revision", "git.revision", (LOSS, COST)),
+    _Fact("Python", "versions.python", ()),
+    _Fact("numpy", "versions.numpy", ()),
 )
 
 
@@ -112,7 +107,7 @@ def _check(fact: _Fact, settings: Sequence[Sequence[RunRecord]], arms: Mapping[i
         for run in runs:
             groups[str(seed_of(run)) if fact.each_seed else None].append(run)
         for members in groups.values():
-            values = {id(run): fact.read(run) for run in members}
+            values = {id(run): _told(run, fact.key) for run in members}
             unknown += sum(value is None for value in values.values())
             if len({value for value in values.values() if value is not None}) > 1:
                 different = different or _who(members, values, arms)
@@ -122,7 +117,7 @@ def _check(fact: _Fact, settings: Sequence[Sequence[RunRecord]], arms: Mapping[i
         return Check(fact.name, None, f"{unknown} runs do not say", fact.spoils, fact.unpairs)
     if fact.each_seed:
         return Check(fact.name, True, "for each seed", fact.spoils, fact.unpairs)
-    known = {str(fact.read(run)) for runs in settings for run in runs}
+    known = {str(_told(run, fact.key)) for runs in settings for run in runs}
     return Check(fact.name, True, _brief(next(iter(known))) if len(known) == 1 else "", fact.spoils, fact.unpairs)
 
 
@@ -182,7 +177,7 @@ def _init(settings: Sequence[Sequence[RunRecord]], arms: Mapping[int, str]) -> C
 
 def _uncommitted(settings: Sequence[Sequence[RunRecord]], arms: Mapping[int, str]) -> list[Check]:
     """A revision does not say which code ran where the checkout had changes of its own."""
-    dirty = [run for runs in settings for run in runs if _path("git", "dirty")(run)]
+    dirty = [run for runs in settings for run in runs if _told(run, "git.dirty")]
     if not dirty:
         return []
     of = sorted({arms[id(run)] for run in dirty})
@@ -209,7 +204,7 @@ def _uneven(grouping: Grouping) -> list[Check]:
             missing[arm] += arm not in cells
         seeds = {arm: {str(seed_of(run)) for run in cell.runs} for arm, cell in cells.items()}
         if len({frozenset(s) for s in seeds.values()}) > 1:
-            unpaired.append(_setting_text(setting))
+            unpaired.append(setting_text(setting))
     absent = [f"{arm} in {n} of {len(grouping.settings())} settings" for arm, n in missing.items() if n]
     if absent:
         found.append(Check("settings", False, f"no run of {', '.join(absent)}"))
@@ -217,10 +212,6 @@ def _uneven(grouping: Grouping) -> list[Check]:
         where = f" at {'; '.join(unpaired[:3])}" if unpaired != [""] else ""
         found.append(Check("seeds", False, f"arms have different seeds{where}: pairs are those that both have"))
     return found
-
-
-def _setting_text(setting: Mapping[str, Any]) -> str:
-    return ", ".join(f"{short(key, setting)}={shown_value(value)}" for key, value in setting.items())
 
 
 def repeated(cells: Sequence[Cell]) -> int:

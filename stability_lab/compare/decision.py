@@ -13,7 +13,7 @@ from typing import Any
 
 from stability_lab.compare.comparability import LOSS, spoiled
 from stability_lab.compare.comparison import Comparison, Row, by_seed, finding
-from stability_lab.compare.grouping import LR, Cell, short, shown_value
+from stability_lab.compare.grouping import LR, Cell, setting_text
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import Difference, difference_by_seed, family
 
@@ -38,7 +38,7 @@ def decision(comparison: Comparison) -> list[str]:
         lines = [_over_learning_rates(comparison, one) for one in tuned(comparison)]
     else:
         lines = [
-            f"{_where(row.cell.setting)}{row.cell.arm}: {'; '.join(_plain(comparison, row))}."
+            f"{_named(row.cell.arm, row.cell.setting)}: {'; '.join(_plain(comparison, row))}."
             for row in comparison.rows
             if not row.is_baseline and row.difference is not None
         ]
@@ -71,14 +71,19 @@ def _over_learning_rates(comparison: Comparison, one: Tuned) -> str:
         amount = _amount(one.difference)
         parts.append(f"at its best learning rate ({ladder.best_lr:g}) {amount} {name} at its own ({base.best_lr:g})")
     if ladder.sensitivity and base.sensitivity:
-        parts.append(f"LR sensitivity {ladder.sensitivity.value:.3g} against {base.sensitivity.value:.3g}")
+        change = f"LR sensitivity {ladder.sensitivity.value:.3g} against {base.sensitivity.value:.3g}"
+        parts.append(change + (_tested(ladder.difference) if ladder.difference else ""))
     edges = [_edge(one) for one in (ladder, base)]
     if edges[0] != edges[1]:
         parts.append(f"loses 0.1 nats {edges[0]} ({name} {edges[1]})")
     cells = _rows(comparison, ladder)
     parts += _diverged(cells, _rows(comparison, base))
     parts += _cost(cells, comparison.busy)
-    return f"{_where(ladder.setting)}{ladder.arm}: {'; '.join(parts) or 'no run to judge by'}."
+    return f"{_named(ladder.arm, ladder.setting)}: {'; '.join(parts) or 'no run to judge by'}."
+
+
+def _named(arm: str, setting: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (setting_text(setting), arm)))
 
 
 def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
@@ -97,12 +102,15 @@ def _plain(comparison: Comparison, row: Row) -> Iterator[str]:
 def _amount(difference: Difference) -> str:
     if difference.identical:
         return "identical to"
-    side = f"{abs(difference.value):.4g} {'below' if difference.value < 0 else 'above'}"
-    if difference.p_holm is None:
-        return f"{side} (one seed, no test)"
-    if not difference.significant:
+    if difference.significant is False:
         return f"not distinguishable ({difference.value:+.4f}, p {difference.p_holm:.2g} by Holm) from"
-    return f"{side} (p {difference.p_holm:.2g} by Holm)"
+    return f"{abs(difference.value):.4g} {'below' if difference.value < 0 else 'above'}{_tested(difference)}"
+
+
+def _tested(difference: Difference) -> str:
+    if difference.p_holm is None:
+        return " (one seed, no test)"
+    return f" ({'' if difference.significant else 'not distinguishable, '}p {difference.p_holm:.2g} by Holm)"
 
 
 def _edge(ladder: Ladder) -> str:
@@ -155,8 +163,3 @@ def _same(cell: Cell, setting: Mapping[str, Any]) -> bool:
 
 def _key(ladder: Ladder) -> tuple[Any, ...]:
     return tuple(ladder.setting.values())
-
-
-def _where(setting: Mapping[str, Any]) -> str:
-    parts = ", ".join(f"{short(key, setting)}={shown_value(value)}" for key, value in setting.items())
-    return f"{parts}: " if parts else ""

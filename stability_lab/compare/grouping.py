@@ -119,6 +119,11 @@ def shown_value(value: Any) -> str:
     return str(value).removeprefix("stability_lab.")
 
 
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """`lr=0.01, d_model=64`; empty where nothing but the arm varies."""
+    return ", ".join(f"{short(key, setting)}={shown_value(value)}" for key, value in setting.items())
+
+
 def stabilizer_labels(runs: Sequence[RunRecord]) -> list[str]:
     """Labels such as `qknorm+zloss` or `none`, with an option where runs with that stabilizer differ in it."""
     return option_labels([run.stabilizer_options for run in runs])

@@ -90,6 +90,11 @@ class RunRecord:
         flat = flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
         return {key: hashable(value) for key, value in flat.items() if in_fingerprint(key)}
 
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The manifest, flat."""
+        return flatten(self.manifest)
+
     def metric(self, name: str) -> float | None:
         """A final value by the name of its column, or a number in the summary by its path (`clip_fraction`)."""
         final = self.summary.get("final")

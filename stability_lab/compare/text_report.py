@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Iterable
-
-import pandas as pd
+from collections.abc import Iterable, Sequence
 
 from stability_lab.compare.comparability import COST, LOSS, spoiled
 from stability_lab.compare.comparison import Comparison, Row, SpikeRate, as_dict, finding, flat
 from stability_lab.compare.decision import decision
 from stability_lab.compare.factorial import Factorial
-from stability_lab.compare.grouping import Cell, Grouping, counted, short, shown_value
+from stability_lab.compare.grouping import Cell, Grouping, counted, setting_text, short, shown_value
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.compare.tables import (
@@ -49,32 +47,30 @@ def markdown(comparison: Comparison) -> str:
     for table in tables(comparison):
         parts.append(f"**{escape_markdown(table.title)}**\n\n{markdown_table(table)}")
         parts += [escape_markdown(note) for note in table.notes]
-    for title, lines in (
-        ("Decision", decision(comparison)),
-        ("Comparable?", [_check_line(comparison)]),
-        ("Notes", comparison.notes),
-    ):
-        if lines:
-            parts.append(f"**{title}**\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines))
+    for title, lines in _lists(comparison):
+        parts.append(f"**{title}**\n\n" + "\n".join(f"- {escape_markdown(line)}" for line in lines))
     return "\n\n".join(parts)
 
 
 def latex(comparison: Comparison) -> str:
     """`table` environments that need only the package booktabs, and graphicx where one is too wide for the page."""
     parts = ["% Needs \\usepackage{booktabs,graphicx}", *map(latex_table, tables(comparison))]
-    for title, lines in (
-        ("Decision", decision(comparison)),
-        ("Comparable?", [_check_line(comparison)]),
-        ("Notes", comparison.notes),
-    ):
-        if lines:
-            items = "\n".join(f"\\item {escape_latex(line)}" for line in lines)
-            parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
+    for title, lines in _lists(comparison):
+        items = "\n".join(f"\\item {escape_latex(line)}" for line in lines)
+        parts.append(f"\\paragraph{{{title}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}")
     return "\n\n".join(parts)
+
+
+def _lists(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
+    checks, notes = [_check_line(comparison)], comparison.notes
+    lists = [("Decision", decision(comparison)), ("Comparable?", checks), ("Notes", notes)]
+    return [(title, lines) for title, lines in lists if lines]
 
 
 def csv(comparison: Comparison) -> str:
     """One header line, one line a row, full precision; an undefined value is an empty field."""
+    import pandas as pd  # for this format alone
+
     return pd.DataFrame([flat(row, comparison) for row in comparison.rows]).to_csv(index=False)
 
 
@@ -98,7 +94,7 @@ def _losses(comparison: Comparison) -> Table:
     head += [f"difference to {grouping.baseline}{mark}", "p (Holm)", "finding"]
     lines = []
     for row in comparison.rows:
-        cells = [*_setting(row.cell), row.cell.arm, _seeds(row), mean_text(row.metric)]
+        cells = [*_setting(row.cell), row.cell.arm, _of(row.metric, len(row.cell.ended)), mean_text(row.metric)]
         cells += [mean_text(row.best)] * has_best + [mean_text(row.perplexity, 4)] * has_ppl
         p = MISSING if row.p_holm is None else p_text(row.p_holm)
         cells += [difference_text(row.difference, row.metric), p, _finding(row)]
@@ -158,7 +154,7 @@ def _learning_rates(comparison: Comparison) -> Table:
     head += [f"largest stable LR{mark}", f"ratio{mark}"]
     lines = []
     for ladder in comparison.ladders:
-        cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, _ladder_seeds(ladder)]
+        cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, _of(ladder.sensitivity, ladder.seeds)]
         cells += [_sensitivity(ladder, ladder.sensitivity), _sensitivity(ladder, ladder.sensitivity_l0)]
         cells += [difference_text(ladder.difference), _best(ladder), *_usable(ladder)]
         cells += [str(ladder.stable) if ladder.stable else MISSING, _ratio(ladder)]
@@ -178,9 +174,7 @@ def _learning_rates(comparison: Comparison) -> Table:
 
 
 def _effects(comparison: Comparison, factorial: Factorial) -> Table:
-    where = ", ".join(
-        f"{short(key, factorial.setting)}={shown_value(value)}" for key, value in factorial.setting.items()
-    )
+    where = setting_text(factorial.setting)
     lines = [
         (e.name, _signed(e.value, abs(e.value)), interval_text(e.low, e.high), MISSING if e.p is None else p_text(e.p))
         for e in factorial.effects
@@ -257,14 +251,9 @@ def _spikes(rate: SpikeRate) -> str:
     return "not scored" if rate.score is None else f"{rate.score:.2f}% ({rate.spikes} of {rate.scored:,})"
 
 
-def _seeds(row: Row) -> str:
-    n, ended = row.metric.n if row.metric else 0, len(row.cell.ended)
-    return f"{n} of {ended}" if n < ended else str(n)
-
-
-def _ladder_seeds(ladder: Ladder) -> str:
-    n = ladder.sensitivity.n if ladder.sensitivity else 0
-    return f"{n} of {ladder.seeds}" if n < ladder.seeds else str(n)
+def _of(mean: Mean | None, seeds: int) -> str:
+    n = mean.n if mean else 0
+    return f"{n} of {seeds}" if n < seeds else str(n)
 
 
 def _sensitivity(ladder: Ladder, mean: Mean | None) -> str:

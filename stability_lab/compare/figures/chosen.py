@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability_lab.compare.comparison import Comparison, Row
-from stability_lab.compare.figures.style import label, setting_text
-from stability_lab.compare.grouping import LR, Cell, seed_of
+from stability_lab.compare.figures.style import label
+from stability_lab.compare.grouping import LR, Cell, seed_of, setting_text
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.text import number
 
@@ -47,7 +47,7 @@ def chosen(comparison: Comparison) -> Chosen | None:
     seed = max(seeds, key=lambda value: seeds[value])
     picked = {arm: next((run for run in own if str(seed_of(run)) == seed), own[0]) for arm, own in runs.items()}
     common = next(run for run in picked.values() if str(seed_of(run)) == seed)
-    words = [setting_text(setting, comparison.grouping), _seed_text(common)]
+    words = [setting_text(setting), _seed_text(common)]
     names = {
         arm: label(arm if str(seed_of(run)) == seed else f"{arm} ({_seed_text(run)})") for arm, run in picked.items()
     }

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -28,6 +27,7 @@ from stability_lab.compare.figures.style import (
     view,
 )
 from stability_lab.compare.run_record import RunRecord
+from stability_lab.judge.spikes import rolling_median
 from stability_lab.text import number
 
 # Column, text of its axis, name of its spikes, logarithmic?
@@ -99,7 +99,9 @@ def running_median(values: np.ndarray) -> np.ndarray:
     The window shrinks towards both ends. The end values stay as they are; so do all values of a run of less than 60.
     """
     half = len(values) // 60
-    level = pd.Series(values).rolling(1 + 2 * half, center=True, min_periods=1).median().to_numpy(copy=True)
+    level = values.copy()
+    if half:
+        level[half:-half] = rolling_median(values, 1 + 2 * half)
     for at in range(half):
         level[at] = np.median(values[: 2 * at + 1])
         level[-1 - at] = np.median(values[len(values) - 2 * at - 1 :])

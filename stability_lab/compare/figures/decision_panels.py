@@ -27,10 +27,11 @@ from stability_lab.compare.figures.style import (
     legend,
     new_figure,
     padded,
-    setting_text,
+    tested,
     text_rows,
     view,
 )
+from stability_lab.compare.grouping import setting_text
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.judge.lr_sensitivity import EDGE_NATS, USABLE_NATS
@@ -77,7 +78,7 @@ def _lines(comparison: Comparison) -> list[_PanelLine]:
     """Lines by setting of the other keys: a head where there are several settings, the baseline, the other arms."""
     found: dict[str, list[_PanelLine]] = {}
     for one in tuned(comparison):
-        setting = setting_text(one.base.setting, comparison.grouping)
+        setting = setting_text(one.base.setting)
         rows = found.setdefault(setting, [_PanelLine(label(one.base.arm, 30), one.base)])
         rows.append(_PanelLine(label(one.ladder.arm, 30), one.ladder, one))
     lines = []
@@ -161,13 +162,8 @@ def _quantity(axes: Axes, text: str) -> None:
 
 
 def _marks(lines: Sequence[_PanelLine]) -> list:
-    grey = {"color": "0.35", "marker": "o", "markeredgewidth": 0.9}
     tests = [test for line in lines if line.tuned for test in (line.tuned.difference, line.tuned.ladder.difference)]
-    marks = []
-    if any(test and test.significant for test in tests):
-        marks.append(entry("differs from the baseline (p ≤ 0.05 by Holm)", **grey))
-    if any(test is None or not test.significant for test in tests):
-        marks.append(entry("not distinguishable, or not tested", markerfacecolor="white", **grey))
+    marks = tested(tests, "differs from the baseline (p ≤ 0.05 by Holm)", "not distinguishable, or not tested")
     rates = [_sorted(line.ladder) for line in lines if line.ladder]
     if any(far for _, _, far, _ in rates):
         marks.append(entry("learning rate further from the best", **_FAR))

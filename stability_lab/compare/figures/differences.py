@@ -13,17 +13,17 @@ from stability_lab.compare.figures.looks import looks
 from stability_lab.compare.figures.style import (
     WIDTH,
     bare_rows,
-    entry,
     interval,
     label,
     legend,
     new_figure,
     padded,
     quantity,
-    setting_text,
+    tested,
     text_rows,
     view,
 )
+from stability_lab.compare.grouping import setting_text
 
 MOST_ROWS = 80
 _LINE = 0.17  # inches of one line of text
@@ -62,7 +62,8 @@ def differences(comparison: Comparison) -> Figure | None:
     axes.set_xlabel(f"difference to {label(comparison.grouping.baseline, 40)}: {quantity(comparison.metric)}")
     if drawn < total:
         axes.set_title(f"the first {drawn} of {total} differences")
-    legend(figure, _marks([row for _, row in rows]))
+    known = [row.difference for _, row in rows if row.difference]
+    legend(figure, tested(known, "p ≤ 0.05 after Holm, 95% interval", "not significant, or not tested"))
     return figure
 
 
@@ -71,7 +72,7 @@ def _groups(comparison: Comparison) -> list[tuple[str, list[Row]]]:
     found: dict[str, list[Row]] = {}
     for row in comparison.rows:
         if not row.is_baseline and row.cell.ended:
-            found.setdefault(setting_text(row.cell.setting, comparison.grouping), []).append(row)
+            found.setdefault(setting_text(row.cell.setting), []).append(row)
     return [(name, rows) for name, rows in found.items() if any(row.difference for row in rows)]
 
 
@@ -117,14 +118,3 @@ def _words(row: Row) -> str:
         share = "all" if not cell.finite else f"{len(cell.diverged)} of {len(cell.ended)}"
         words.append(f"{share} diverged")
     return ", ".join(words) or "no result"
-
-
-def _marks(rows: Sequence[Row]) -> list:
-    grey = {"color": "0.35", "marker": "o", "markeredgewidth": 0.9}
-    marks = []
-    known = [row.difference for row in rows if row.difference]
-    if any(difference.significant for difference in known):
-        marks.append(entry("p ≤ 0.05 after Holm, 95% interval", **grey))
-    if not all(difference.significant for difference in known):
-        marks.append(entry("not significant, or not tested", markerfacecolor="white", **grey))
-    return marks

@@ -24,10 +24,9 @@ from stability_lab.compare.figures.style import (
     padded,
     quantity,
     rule,
-    setting_text,
     view,
 )
-from stability_lab.compare.grouping import LR
+from stability_lab.compare.grouping import LR, setting_text
 from stability_lab.judge.events import LOGIT_CRITICAL
 from stability_lab.text import rough
 
@@ -54,7 +53,7 @@ def loss_over_lr(comparison: Comparison) -> Figure | None:
             _logits(axes[1], rows, arms)
         rest = {key: value for key, value in rows[0].cell.setting.items() if key != LR}
         if rest:
-            axes[0].set_title(label(setting_text(rest, comparison.grouping), 50), loc="left")
+            axes[0].set_title(label(setting_text(rest), 50), loc="left")
     if len(panels) > len(shown):
         figure.suptitle(f"{len(shown)} of {len(panels)} settings")
     drawn = [row for rows in shown for row in rows]

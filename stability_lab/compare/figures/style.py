@@ -21,7 +21,6 @@ from matplotlib.style import context
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from stability_lab.compare.figures.looks import Look
-from stability_lab.compare.grouping import Grouping, short, shown_value
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.disk.files import replace_file
 from stability_lab.text import rough, shown
@@ -142,11 +141,6 @@ def quantity(metric: str) -> str:
     return _UNITS.get(metric) or label(metric, 40)
 
 
-def setting_text(setting: Mapping[str, Any], grouping: Grouping) -> str:
-    """`lr=0.01, d_model=64`; empty where nothing but the arm varies."""
-    return ", ".join(f"{short(key, grouping.setting)}={shown_value(value)}" for key, value in setting.items())
-
-
 def legend(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> None:
     """Put a legend below the panels, where it hides nothing; the figure grows by its height."""
     if not entries:
@@ -160,6 +154,14 @@ def legend(figure: Figure, entries: Sequence[tuple[Line2D, str]]) -> None:
     most = max(text.count("\n") + 1 for text in texts)
     figure.set_size_inches(width, height + 0.165 * rows * most + 0.1)
     figure.legend(handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.4)
+
+
+def tested(differences: Iterable[Difference | None], resolved: str, unresolved: str) -> list[tuple[Line2D, str]]:
+    """The legend of filled and open marks, as far as `differences` have them."""
+    significant = {bool(one and one.significant) for one in differences}
+    grey = {"color": "0.35", "marker": "o", "markeredgewidth": 0.9}
+    marks = [entry(resolved, **grey), entry(unresolved, markerfacecolor="white", **grey)]
+    return [mark for mark, is_filled in zip(marks, (True, False), strict=True) if is_filled in significant]
 
 
 def entry(text: str, **drawn: Any) -> tuple[Line2D, str]:
