@@ -37,36 +37,34 @@ def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _read(text: TextIO, names: list[str], delimiter: str, decimal: str) -> pd.DataFrame:
-    """What follows; a cell beyond the names is left out, and `NaN` stays a word, since it is not an empty cell."""
+    """The table under its header. A cell beyond the names is left out, and `NaN` stays a word: it is no empty cell."""
     with warnings.catch_warnings():
         # A column of numbers and words may hold both.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
-        try:
-            return pd.read_csv(
-                text,
-                sep=delimiter,
-                decimal=decimal,
-                names=names,
-                usecols=range(len(names)),
-                index_col=False,
-                keep_default_na=False,
-                na_values=NOTHING,
-                skipinitialspace=True,
-            )
-        except pd.errors.EmptyDataError:
-            return pd.DataFrame(columns=names)
+        return pd.read_csv(
+            text,
+            sep=delimiter,
+            decimal=decimal,
+            header=0,  # which also tells pandas how many columns there are
+            names=names,
+            usecols=range(len(names)),
+            index_col=False,
+            keep_default_na=False,
+            na_values=NOTHING,
+            skipinitialspace=True,
+        )
 
 
 def _header(text: TextIO) -> tuple[str, list[str]]:
-    """The line with the names, and a note where comments (`#`) stand above; `text` is left at what follows it."""
-    comments: list[str] = []
+    """The line with the names, to which `text` is set, and a note where comments (`#`) stand above it."""
+    comments: list[tuple[int, str]] = []
     begin, line = 0, text.readline()
     while (line and not line.strip()) or line.lstrip().startswith("#"):
-        comments += [line.lstrip("# ").strip()] if line.strip() else []
+        comments += [(begin, line.lstrip("# ").strip())] if line.strip() else []
         begin, line = text.tell(), text.readline()
-    if comments and _is_data(line) and not _is_data(comments[-1]):
-        text.seek(begin)  # the names themselves stand in a comment, as numpy.savetxt writes them
-        line = comments.pop()
+    if comments and _is_data(line) and not _is_data(comments[-1][1]):
+        begin, line = comments.pop()  # the names themselves stand in a comment, as numpy.savetxt writes them
+    text.seek(begin)
     if not comments:
         return line, []
     many = f"{len(comments)} lines of comments above the table are left out."

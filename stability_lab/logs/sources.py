@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from stability_lab.config import ConfigError
-from stability_lab.logs.cells import flag, step_number
+from stability_lab.logs.cells import NOTHING, flag, step_number
 from stability_lab.logs.delimited import read_table
 from stability_lab.logs.tensorboard import is_event_file, read_scalars
 from stability_lab.text import flatten, number, shown
@@ -192,10 +192,9 @@ def _json(path: Path, encoding: str) -> Source:
 
 
 def _json_lines(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
-    strange, at = [], 0
+    strange: list[tuple[int, bool]] = []  # the line's number, and whether it has an end
 
     def objects() -> Iterator[dict[str, Any]]:
-        nonlocal at
         # Not any other line break: a string in JSON may hold U+2028 and its like.
         with path.open(encoding=encoding, errors="replace", newline="\n") as lines:
             for at, line in enumerate(lines, start=1):
@@ -206,15 +205,15 @@ def _json_lines(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
                 if isinstance(item, dict):
                     yield item
                 elif line.strip():
-                    strange.append(at)
+                    strange.append((at, line.endswith("\n")))
 
     table = _table(objects())
     if not len(table):
         raise ConfigError(f"{shown(path)} is neither JSON nor one JSON object a line")
-    if strange == [at]:
+    if [ended for _, ended in strange] == [False]:
         return table, ["The last line is unfinished and left out."]
     if strange:
-        return table, [f"{len(strange)} lines are no JSON objects and left out, the first is line {strange[0]}."]
+        return table, [f"{len(strange)} lines are no JSON objects and left out, the first is line {strange[0][0]}."]
     return table, []
 
 
@@ -230,9 +229,9 @@ def _table(items: Iterable[Any]) -> pd.DataFrame:
 
 
 def _row(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Without null, and with NaN as a word, since pandas takes one for the other."""
-    cells = flatten(item, "/").items()
-    return {key: "NaN" if value != value else value for key, value in cells if value is not None}
+    """Without null and its like, and with NaN as a word, since pandas takes one for the other."""
+    cells = ((key, value) for key, value in flatten(item, "/").items() if value is not None)
+    return {k: "NaN" if v != v else v for k, v in cells if not (isinstance(v, str) and v.strip() in NOTHING)}
 
 
 def _parquet(path: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES, spelling
 from stability_lab.judge.log import Log, stride_of
 from stability_lab.logs.columns import (
@@ -61,14 +60,6 @@ def read_logs(
     """
     asked = [name for name in (loss, grad_norm) if name is not None]
     return [_log(source, {"loss": loss, "grad_norm": grad_norm}, step) for source in _sources(path, asked)]
-
-
-def read_log(path: Path, *, loss: str | None = None, grad_norm: str | None = None, step: str | None = None) -> NamedLog:
-    """The one log in `path`; ConfigError where there are several."""
-    logs = read_logs(path, loss=loss, grad_norm=grad_norm, step=step)
-    if len(logs) > 1:
-        raise ConfigError(f"{shown(path)} holds {len(logs)} runs, but one is wanted")
-    return logs[0]
 
 
 def read_metrics(path: Path, metric: str, *, step: str | None = None) -> list[tuple[LogSeries, Source, list[str]]]:

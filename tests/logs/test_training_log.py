@@ -16,10 +16,15 @@ import pytest
 from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES
 from stability_lab.logs.sources import read_source
-from stability_lab.logs.training_log import read_log, read_logs, read_metrics
+from stability_lab.logs.training_log import NamedLog, read_logs, read_metrics
 from stability_lab.text import shown
 
 LOSS = [3.0, 2.5, float("nan"), float("inf"), 1.5]
+
+
+def read_log(path: Path, **options: str) -> NamedLog:
+    (log,) = read_logs(path, **options)
+    return log
 
 
 def csv_file(folder: Path, *lines: str, name: str = "log.csv") -> Path:
@@ -413,6 +418,18 @@ def test_strange_lines_in_jsonl_are_said(tmp_path: Path) -> None:
     assert read_source(killed).notes == ["The last line is unfinished and left out."]
     mixed = csv_file(tmp_path, good, "WARNING: hot", "[1]", good.replace("1", "3"))
     assert read_source(mixed).notes == ["2 lines are no JSON objects and left out, the first is line 2."]
+    ended = csv_file(tmp_path, good, "The end.")
+    assert read_source(ended).notes == ["1 lines are no JSON objects and left out, the first is line 2."]
+
+
+def test_words_for_nothing_are_no_words_in_json_either(tmp_path: Path) -> None:
+    table = [
+        {"step": 1, "loss": 2.0},
+        {"step": 2, "loss": "null"},
+        {"step": 3, "loss": "N/A"},
+        {"step": 4, "loss": 1.5},
+    ]
+    assert read_log(jsonl_file(tmp_path, table)).notes == ["2 of 4 rows have no loss."]
 
 
 def test_text_of_other_encodings(tmp_path: Path) -> None:
@@ -499,8 +516,6 @@ def test_a_run_of_an_export_is_chosen_by_its_column(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run a has no such column"):
         read_logs(file, loss="a - train/loss", grad_norm="b - train/grad_norm")
     assert [source.run for _, source, _ in read_metrics(file, "a - train/loss")] == ["a"]
-    with pytest.raises(ConfigError, match="holds 2 runs, but one is wanted"):
-        read_log(file)
 
 
 def test_a_folder_of_our_runs_is_one_log_a_run(tmp_path: Path) -> None:
@@ -585,6 +600,14 @@ def test_a_name_that_occurs_twice_hides_nothing(tmp_path: Path) -> None:
     other = read_log(file, loss="loss (2)").log.loss
     assert other is not None
     assert other.tolist() == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("rows", [("1,2.0", "2,1.5"), ("1,2.0,1.0,9", "2,1.5"), ("1,2.0", "2,1.5,1.0,,")])
+def test_rows_may_be_shorter_or_longer_than_the_header(rows: tuple[str, ...], tmp_path: Path) -> None:
+    named = read_log(csv_file(tmp_path, "step,loss,lr", *rows))
+    assert named.log.step.tolist() == [1, 2]
+    assert named.log.loss is not None
+    assert named.log.loss.tolist() == [2.0, 1.5]
 
 
 def test_an_unfinished_last_line_of_a_table_is_left_out(tmp_path: Path) -> None:

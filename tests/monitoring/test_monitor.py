@@ -27,7 +27,7 @@ from stability_lab.compare.run_record import find_runs, read_run
 from stability_lab.judge.judgement import Judgement, judge
 from stability_lab.judge.log import Log
 from stability_lab.judge.verdict import Evidence, diverged_at
-from stability_lab.logs.training_log import read_log
+from stability_lab.logs.training_log import read_logs
 from stability_lab.monitoring import record
 from stability_lab.tracking.run_files import read_rows
 
@@ -247,7 +247,7 @@ def test_judgement_is_that_of_the_written_log(tmp_path: Path) -> None:
             monitor.step(value, grad_norm=size, lr=1e-3, tokens=8)
         monitor.log_validation(3.5)
     assert monitor.path is not None
-    log = read_log(monitor.path).log
+    log = read_logs(monitor.path)[0].log
     offline = judge(log, Evidence(initial_val_loss=4.0, final_val_loss=3.5, vocab_size=50))
     judgement = judged(monitor)
     assert judgement.verdict == offline.verdict

@@ -13,7 +13,7 @@ import pytest
 
 from stability_lab.compare.run_record import find_runs
 from stability_lab.config import ConfigError
-from stability_lab.logs.training_log import read_log
+from stability_lab.logs.training_log import read_logs
 from stability_lab.tracking.run_files import read_rows
 from stability_lab.tracking.wandb import api as wandb_api
 from stability_lab.tracking.wandb import login as wandb_login
@@ -144,7 +144,7 @@ def test_a_run_of_other_code_is_judged_like_a_log(tmp_path: Path) -> None:
     ((record,), _) = find_runs([folder])
     assert (record.stabilizers, record.lr, record.config["seed"]) == ("none", 0.3, 7)
     assert record.summary["status"] == "interrupted"
-    log = read_log(folder)
+    log = read_logs(folder)[0]
     assert log.columns == {"loss": "train/loss", "grad_norm": "optim/grad_norm", "step": "step"}
     assert log.log.step.tolist() == [0, 10, 20, 30, 40]
 
