@@ -85,6 +85,13 @@ def test_equal_pairs_are_identical_and_equal_differences_have_no_spread() -> Non
     assert welch_difference([2.0, 2.0], [1.0, 1.0]).p == 0.0
 
 
+def test_sums_beyond_the_largest_float_are_infinite_without_a_warning() -> None:
+    large, opposite = [1e308, 1.5e308], [-1e308, -1e308]
+    assert t_interval(large).value == math.inf
+    for difference in (paired_difference, welch_difference):
+        assert difference(large, opposite).value == math.inf
+
+
 def test_unequal_lengths_are_no_pairs() -> None:
     with pytest.raises(ValueError, match="no pairs"):
         paired_difference([1.0], [1.0, 2.0])

@@ -371,7 +371,7 @@ def test_needed_steps():
     pairs = [(0.0040, 0.0003), (0.0016, 0.00092), (0.00108, 0.00069)]
     assert [round(needed_steps(*pair, power=0.5), -2) for pair in pairs] == [1300, 21800, 46500]
     assert needed_steps(0.02, 0.01, power=0.5) == 1200
-    assert needed_steps(0.02, 0.01, power=0.8) == 2400
+    assert needed_steps(0.02, 0.01, power=0.8) == needed_steps(0.02, 0.01) == 2400
     for bad in ((0.1, 0.1, 0.5), (-0.1, 0.1, 0.5), (0.1, 0.2, 0.9)):
         with pytest.raises(ValueError, match=r"rates are|power is"):
             needed_steps(*bad)

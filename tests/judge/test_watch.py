@@ -118,6 +118,12 @@ def test_measurements_are_the_newest_and_the_best_ones() -> None:
     assert not watch.measure(201, {"val/loss": math.nan, "val/ppl": math.nan})
 
 
+def test_the_summary_has_percentiles_of_the_gradient_norm() -> None:
+    watch = Watch(Evidence())
+    watch.add({"step": n, "train/loss": 2.0, "optim/grad_norm": float(n)} for n in range(1, 202))
+    assert watch.judge()[1]["grad_norm"] == {"p50": 101.0, "p90": 181.0, "p99": 199.0}
+
+
 def test_a_validation_before_the_first_step_is_no_final_one() -> None:
     watch = Watch(Evidence())
     watch.measure(0, {"val/loss": 4.0, "val/ppl": 54.6})
