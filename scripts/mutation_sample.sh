@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries a random sample of mutants and prints the survivors and the share that the tests notice. By hand: it takes an hour.
+# Tries a random sample of mutants and prints the survivors and the share that the tests notice. By hand: it takes hours on two cores.
 #   bash scripts/mutation_sample.sh                             60 mutants of judge, statistics, training and model
 #   bash scripts/mutation_sample.sh judge --number 20 --seed 1  20 of one area, another sample
 set -euo pipefail
