@@ -155,12 +155,11 @@ def build_step(config: TrainConfig, model: GPT) -> TrainStep:
     for term in terms.values():
         if isinstance(term, torch.nn.Module):
             term.to(model.embed.weight.device)
-    optimizer: OptimizerOptions = instantiate(config.optimizer, "optimizer")
     return TrainStep(
         model,
-        instantiate(config.objective, "objective"),
+        instantiate_as(Objective, config.objective, "objective"),
         terms,
-        optimizer.build(model),
+        instantiate_as(OptimizerOptions, config.optimizer, "optimizer").build(model),
         GradientSide(model.seams, site, trainer.grad_clip).to(model.embed.weight.device),
         grad_accum_steps=trainer.grad_accum_steps,
         precision=trainer.precision,
@@ -191,7 +190,6 @@ def build_run(config: TrainConfig) -> Run:
     model.to(device)
     model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
     step = build_step(config, model)
-    objective = step.objective
     torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
     eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
     probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
@@ -201,12 +199,11 @@ def build_run(config: TrainConfig) -> Run:
         stabilizers,
         data,
         model,
-        objective,
         step,
         Schedule.of(config.schedule, config.lr, trainer.max_steps),
         build_sampler(data, seq_len, data_seed, config.sampling),
         torch.from_numpy(eval_windows).to(device),
-        data.bytes_of(objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT.numpy()),
+        data.bytes_of(step.objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT.numpy()),
         torch.from_numpy(probe_windows).to(device),
         data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), seq_len),
     )

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -84,6 +85,22 @@ def tiny_config() -> ComposeConfig:
 def tiny_overrides() -> tuple[str, ...]:
     """The same as words for a command line."""
     return TINY
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a test, empty and its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def own_logger() -> Iterator[None]:
+    """Commands set the package's logger up; afterwards it is as before."""
+    log = logging.getLogger("stability_lab")
+    before = log.handlers, log.level, log.propagate
+    yield
+    log.handlers, log.level, log.propagate = before
 
 
 class Shown(NamedTuple):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,8 @@ import pytest
 import stability_lab
 from stability_lab import cli
 from stability_lab.config import config_dir
+
+pytestmark = pytest.mark.usefixtures("own_logger")
 
 BAD_INPUT = {
     "unknown stabilizer": (["+stabilizer=qknrom"], ["stabilizer", "qknrom", "qknorm"]),
@@ -54,15 +54,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """`cli.run` sends the package's messages to standard output, which other tests do not want."""
-    log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
 
 
 def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

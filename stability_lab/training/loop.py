@@ -39,7 +39,6 @@ class Run(NamedTuple):
     stabilizers: list[Stabilizer]
     data: TokenData
     model: GPT
-    objective: Objective
     step: TrainStep
     schedule: Schedule
     sampler: Sampler
@@ -47,6 +46,10 @@ class Run(NamedTuple):
     eval_bytes: int  # of text that their targets stand for
     probe_windows: torch.Tensor  # (P, T+1)
     optimal_loss: float | None  # on the evaluation windows, where the source of the data is known
+
+    @property
+    def objective(self) -> Objective:
+        return self.step.objective
 
 
 class Sink(Protocol):

@@ -74,7 +74,7 @@ class TorchUpdate:
         for key, value in tensors.items():
             field, _, name = key.partition("/")
             parameter = self.named.get(name)
-            if parameter is None or not _fits(field, value, parameter):
+            if parameter is None or not _fits(value, parameter):
                 raise ValueError(f"optimizer/{key} fits no parameter of this model")
             state.setdefault(parameter, {})[field] = value.to(parameter.device).clone()
         for optimizer in self.optimizers:
@@ -109,24 +109,27 @@ class SnapshotUpdate(TorchUpdate):
     without asking the device, and is refused at its first step.
     """
 
+    first = True  # no step was taken since this object was made
+
     def step(self, lr: float, grad_divisor: Tensor, call_off: Tensor) -> None:
+        # State is made at the first step, when there is none to go back to: only then does the host ask.
+        if self.first and call_off.item():
+            return
         self.set_lr(lr)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         _foreach_div_(gradients, grad_divisor)
         before = self.state()
-        # State is made at the first step, when there is none to go back to: the host asks this once.
-        if not before and call_off.item():
-            return
-        numbers = self._numbers()
         kept = [tensor.detach().clone() for tensor in (*self.parameters, *before.values())]
+        numbers = self._numbers() if self.first else {}
         for optimizer in self.optimizers:
             optimizer.step()
-        if (moved := self._numbers()) != numbers:
+        if self.first and (moved := self._numbers()) != numbers:
             raise ConfigError(
                 f"optimizer: {type(self.optimizers[0]).__name__} counts in Python numbers "
                 f"({', '.join(sorted(moved.keys() - numbers.keys() or moved.keys()))}), so that a step could not be "
                 "called off; give it an `Update` of its own"
             )
+        self.first = False
         after = self.state()
         keep = call_off > 0
         with torch.no_grad():
@@ -145,7 +148,7 @@ class SnapshotUpdate(TorchUpdate):
         return numbers
 
 
-def _fits(field: str, value: Tensor, parameter: nn.Parameter) -> bool:
+def _fits(value: Tensor, parameter: nn.Parameter) -> bool:
     """Moments have the parameter's shape; counters are scalars, and factored moments broadcast to it."""
     try:
         return torch.broadcast_shapes(value.shape, parameter.shape) == parameter.shape

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +24,11 @@ from stability_lab.run.cost import Timing, count, facts, mfu, speed_key
 from stability_lab.text import duration
 from stability_lab.training.loop import _due
 
+pytestmark = pytest.mark.usefixtures("own_logger")
+
 CPU = torch.device("cpu")
 D, LAYERS, HEAD_DIM, T, V = 32, 2, 8, 16, 257  # of the tiny configuration
 BLOCK = 12 * D * D  # weights of one block's matrix products: 4 d^2 and 2 * 4 d^2
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,7 @@ from stability_lab.judge.spikes import DEFINITIONS
 from stability_lab.judge.verdict import Evidence
 from stability_lab.tracking.run_files import read_rows
 
-
-@pytest.fixture(autouse=True)
-def _own_logger() -> Iterator[None]:
-    log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
+pytestmark = pytest.mark.usefixtures("own_logger")
 
 
 @pytest.fixture(scope="module")

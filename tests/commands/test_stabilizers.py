@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +17,9 @@ from stability_lab.config import config_dir
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import ADDITIVE, EXCLUSIVE
 
+pytestmark = pytest.mark.usefixtures("own_logger")
+
 OPTIONS = {path.stem: path for path in (config_dir() / "stabilizer").glob("*.yaml")}
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
 
 
 def test_table_has_every_stabilizer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,12 +83,6 @@ def last_words(out: str) -> dict[str, str]:
     return {**found, "files": lines[-2][5:].strip(), "W&B": lines[-1][3:].strip()}
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 # One run
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,14 +19,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def _console_as_before() -> Iterator[None]:
-    log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
-
-
 def test_the_name_is_what_tells_runs_of_a_sweep_apart(compose_config) -> None:
     assert short_name(compose_config("optimizer.lr=3e-3")) == "none 0.003 s0"
     assert short_name(compose_config("+stabilizer=[qknorm,zloss]", "seed=7")) == "qknorm+zloss 0.003 s7"
@@ -35,7 +26,7 @@ def test_the_name_is_what_tells_runs_of_a_sweep_apart(compose_config) -> None:
     assert short_name(several) == "4 stabilizers 0.003 s0"
 
 
-@pytest.mark.usefixtures("_console_as_before")
+@pytest.mark.usefixtures("own_logger")
 def test_the_bar_shows_loss_val_and_gradient_norm_first_and_no_line_is_glued_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

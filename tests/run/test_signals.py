@@ -54,12 +54,6 @@ def checkpoint_step(run: Path) -> int:
     return json.loads((run / "checkpoints" / "last" / "state.json").read_text(encoding="utf-8"))["step"]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tiny_overrides, run_command) -> Path:
     folder = tmp_path_factory.mktemp("whole")

@@ -15,7 +15,9 @@ WIDE = "model.init.std=0.5"
 
 
 def factor(mode: str, head_dim: int) -> float:
-    return AttnScale(mode).apply(Seams()).attn_scale(Site(2, 4, "attn", 4 * head_dim, 4, 2, head_dim)).factor.item()  # type: ignore
+    found = AttnScale(mode).apply(Seams()).attn_scale(Site(2, 4, "attn", 4 * head_dim, 4, 2, head_dim)).factor
+    assert found is not None
+    return found.item()
 
 
 @pytest.mark.parametrize("head_dim", [4, 8, 64])

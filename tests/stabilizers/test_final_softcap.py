@@ -10,7 +10,7 @@ from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.diagnostics.probe import watching
 from stability_lab.seams import Seams, Site
 from stability_lab.stabilizers.final_softcap import FinalSoftCap, FinalSoftCapStabilizer
-from stability_lab.stabilizers.softcap import SoftCapStabilizer
+from stability_lab.stabilizers.softcap import SoftCap, SoftCapStabilizer
 from stability_lab.training.loop import Run
 
 WIDE = "model.init.std=1"  # logits of tens at the start
@@ -78,7 +78,9 @@ def test_the_two_caps_are_never_mixed_up(tiny_config):
     both = tiny_config("+stabilizer=[softcap,final_softcap]", "stabilizer.final_softcap.cap=5")
     seams = fill_seams(build_stabilizers(both))
     site = Site(0, 1, "attn", 8, n_heads=1, n_kv_heads=1, head_dim=8)
-    assert seams.score_mod(site).cap == 30  # type: ignore[union-attr]
+    cap = seams.score_mod(site)
+    assert isinstance(cap, SoftCap)
+    assert cap.cap == 30
     assert seams.logit_transform(site).cap == 5
 
 
