@@ -155,8 +155,13 @@ class Unscaled(nn.Identity):
     factor: Tensor | None = None
 
 
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor in the dtype of `x`, rounded once: bf16 has no 1/3, and no factor between 1 and 1.0078."""
+    return (x.to(torch.promote_types(x.dtype, torch.float32)) * factor).to(x.dtype)
+
+
 class Scale(nn.Module):
-    """x * factor; the factor is a tensor, so that another value needs no recompilation."""
+    """x * factor, multiplied in fp32; the factor is a tensor, so that another value needs no recompilation."""
 
     factor: Tensor
 
@@ -165,7 +170,7 @@ class Scale(nn.Module):
         self.register_buffer("factor", torch.tensor(float(factor)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor.to(x.dtype)
+        return scaled(x, self.factor)
 
     def extra_repr(self) -> str:
         return f"factor={self.factor.item():g}"

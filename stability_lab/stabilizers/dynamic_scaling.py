@@ -21,14 +21,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from stability_lab.seams import Scale, Scaling, Seams, Site
+from stability_lab.seams import Scale, Scaling, Seams, Site, scaled
 
 MODES = ("inverse_layer", "linear", "learned", "query_key_layer")
 PRESETS = {"up": (0.5, 1.5), "down": (1.5, 0.5), "flat": (1.0, 1.0)}
 
 
 class LearnedScale(nn.Module):
-    """x * exp(theta) with theta of shape (1,), starting at 0."""
+    """x * exp(theta), multiplied in fp32, with theta of shape (1,), starting at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LearnedScale(nn.Module):
         return self.theta.exp()
 
     def forward(self, q_BTHK: Tensor) -> Tensor:
-        return q_BTHK * self.factor.to(q_BTHK.dtype)
+        return scaled(q_BTHK, self.factor)
 
 
 @dataclass(frozen=True)

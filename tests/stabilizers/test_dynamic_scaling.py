@@ -67,6 +67,19 @@ def test_presets_have_the_same_mean(n_layers):
         assert sum(factors(n_layers, mode="linear", preset=preset)) / n_layers == pytest.approx(1, rel=1e-6), preset
 
 
+def test_bf16_rounds_the_product_and_not_the_factor():
+    """1/3 is 0.33398 in bf16, and exp(0.003) is 1."""
+    third = DynamicScaling().apply(Seams()).attn_scale(Site(2, 3, "attn", 32, 4, 4, 8))
+    learned = DynamicScaling(mode="learned").apply(Seams()).attn_scale(Site(2, 3, "attn", 32, 4, 4, 8))
+    assert isinstance(learned, nn.Module)
+    nn.init.constant_(learned.theta, 0.003)
+    q = (torch.arange(1, 513) / 8).bfloat16()  # numbers of bf16 up to 256 / 8
+    for module, factor in ((third, 1 / 3), (learned, math.exp(0.003))):
+        expected = (q.double() * factor).bfloat16()
+        assert torch.equal(module(q), expected)
+        assert not torch.equal(q * torch.tensor(factor).bfloat16(), expected)
+
+
 def test_published_scale():
     assert factors(4)[3] * 8**-0.5 == pytest.approx(0.0883883476, rel=1e-8)
 
