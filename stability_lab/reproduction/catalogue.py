@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -96,6 +96,7 @@ class Claim:
     source: Mapping[str, str]
     values: Mapping[str, float | str]
     test: Mapping[str, Any]
+    own: bool = False
     uncertainty: float | None = None
     unit: str = ""
     caveats: tuple[str, ...] = ()
@@ -151,10 +152,15 @@ def _reproduction(name: str, node: Mapping[str, Any]) -> Reproduction:
 
 def _scale(own: Mapping[str, Any], size: Sequence[str]) -> PartScale:
     """`size`: the overrides of all parts at this scale; the part's own win."""
-    by_key = {word.partition("=")[0]: word for word in (*size, *own.get("overrides", ()))}
-    if own.get("lrs"):
-        by_key.pop("optimizer.lr", None)  # the sweep sets it
-    return PartScale(**{**own, "overrides": tuple(by_key.values())})
+    words = last_of_each_key((*size, *own.get("overrides", ())))
+    if own.get("lrs"):  # the sweep sets it
+        words = [word for word in words if not word.startswith("optimizer.lr=")]
+    return PartScale(**{**own, "overrides": tuple(words)})
+
+
+def last_of_each_key(words: Iterable[str]) -> list[str]:
+    """The overrides without those whose key comes again."""
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def _read(name: str) -> Any:

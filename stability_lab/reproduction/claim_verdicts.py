@@ -1,4 +1,4 @@
-"""Six verdicts on a published statement, as pure functions of what we measured.
+"""Verdicts on a published statement, as pure functions of what we measured.
 
 A statement about two arms has a direction, the sign of a - b. Swapping the arms of a measurement turns the verdict
 round: `same sign` becomes `opposite sign`, and `same sign and resolved` becomes `contradicts`. A statement of equality
@@ -29,11 +29,14 @@ from stability_lab.judge.spikes import needed_steps
 
 AGREES = "agrees"
 SAME_RESOLVED = "same sign and resolved"
+SMALLER = "smaller than published"
 SAME = "same sign but not resolved"
 OPPOSITE = "opposite sign but not resolved"
 NOT_RESOLVABLE = "not resolvable at this scale"
 CONTRADICTS = "contradicts"
-VERDICTS = (AGREES, SAME_RESOLVED, SAME, OPPOSITE, NOT_RESOLVABLE, CONTRADICTS)
+ABSENT = "mechanism absent"
+NOT_STATED = "not the paper's statement"
+VERDICTS = (AGREES, SAME_RESOLVED, SMALLER, SAME, OPPOSITE, NOT_RESOLVABLE, CONTRADICTS, ABSENT, NOT_STATED)
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,7 @@ class Finding:
 
 def exact(ours: float, printed: float, tolerance: float) -> Finding:
     """A number that follows from a formula. `tolerance` is half of the last printed digit, or the rounding that the
-    statement names; NaN contradicts. ValueError for a negative tolerance."""
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance is {tolerance}, but must be 0 or more")
+    statement names; NaN contradicts."""
     return Finding(AGREES if abs(ours - printed) <= tolerance else CONTRADICTS, ours)
 
 
@@ -59,11 +60,9 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     """The sign of a - b against the published `direction`, 1 or -1.
 
     A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If our
-    seeds, spread and number of tests could not show even that, the sign is not resolvable. ValueError for another
-    direction.
+    interval ends before it, ours is smaller. If our seeds, spread and number of tests could not show even that, the
+    sign is not resolvable.
     """
-    if direction not in (1, -1):
-        raise ValueError(f"direction is {direction}, but must be 1 or -1")
     d = difference
     if d.p_holm is None:
         d = family([d])[0] or d
@@ -76,16 +75,15 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     chance = _p(d.p_holm, d.tests)
     if d.significant:
         return Finding(_side(same, resolved=True), *interval, chance)
-    verdict, detail = _side(same, resolved=False), f"{chance}; it would take {_seeds(d.seeds_needed)}"
     if effect:
+        if d.low is not None and d.high is not None and (effect < d.low if effect < 0 else effect > d.high):
+            return Finding(SMALLER, *interval, f"{chance}; the published {effect:.3g} is outside the interval")
         needed = _seeds_for(d, effect)
         if needed is None or needed > d.n:
-            verdict, detail = NOT_RESOLVABLE, f"{chance}; the published difference would take {_seeds(needed)}"
-        if d.low is not None and d.high is not None and not d.low <= effect <= d.high:
-            detail += f"; the published {effect:.3g} is outside the interval"
+            return Finding(NOT_RESOLVABLE, *interval, f"{chance}; the published difference would take {_seeds(needed)}")
     elif d.seeds_needed is None:
-        verdict, detail = NOT_RESOLVABLE, f"{chance}; a difference of this size would take {_seeds(None)}"
-    return Finding(verdict, *interval, detail)
+        return Finding(NOT_RESOLVABLE, *interval, f"{chance}; a difference of this size would take {_seeds(None)}")
+    return Finding(_side(same, resolved=False), *interval, f"{chance}; it would take {_seeds(d.seeds_needed)}")
 
 
 def _side(same: bool, resolved: bool) -> str:
@@ -118,8 +116,6 @@ def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:
 
 def printed_difference(a: float, b: float, half: float, direction: int) -> Finding:
     """A normal test of two printed values, each with a 95% half-width; it needs no data of ours."""
-    if direction not in (1, -1):
-        raise ValueError(f"direction is {direction}, but must be 1 or -1")
     error = half / float(stats.norm.ppf((1 + LEVEL) / 2)) * math.sqrt(2)
     value, wide = a - b, half * math.sqrt(2)
     p = float(2 * stats.norm.sf(abs(value) / error))
@@ -163,8 +159,6 @@ def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
     ends of their ratio. The order is resolved if at some rate all seeds of one arm are stable and none of the other:
     a bracket ends at the first rate with an unstable seed, and one run of three is chance. This is no test, without p.
     """
-    if direction not in (1, -1):
-        raise ValueError(f"direction is {direction}, but must be 1 or -1")
     low, high = ratio_interval(a, b)
     words = f"{a} against {b}"
     above, below = low >= 1, high <= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stability_lab.compare.grouping import LR, Cell, Grouping
@@ -12,7 +12,9 @@ from stability_lab.compare.ladders import Ladder, ladders
 from stability_lab.compare.statistics import Difference, difference_by_seed, family, paired_difference
 from stability_lab.reproduction.catalogue import Claim, Part
 from stability_lab.reproduction.claim_verdicts import (
+    ABSENT,
     NOT_RESOLVABLE,
+    NOT_STATED,
     Finding,
     equal,
     exact,
@@ -56,8 +58,35 @@ def decide(part: Part, found: Sequence[Claim], evidence: PartEvidence | None) ->
         if difference is not None:
             result = signed(difference, claim.test["direction"], claim.test.get("effect"))
         assert isinstance(result, Finding)
-        decided.append(Decided(claim, result))
+        decided.append(Decided(claim, _qualified(claim, result, evidence)))
     return decided
+
+
+def _qualified(claim: Claim, finding: Finding, evidence: PartEvidence | None) -> Finding:
+    """The finding under another verdict, if nobody states what was tested or if the claim's precondition is not met."""
+    if evidence is None or finding.verdict in (NOT_BUILT, NOT_RUN):
+        return finding
+    if claim.own:
+        return replace(finding, verdict=NOT_STATED)
+    if (needs := claim.test.get("needs")) is None:
+        return finding
+    rise = _rise(needs, evidence, claim.test.get("up_to", math.inf))
+    if rise is None:
+        return _older(needs["metric"]).finding
+    if rise >= needs["rise"]:
+        return finding
+    words = f"{needs['metric']} of {needs['arm']} rises by at most {rise:.2g}, not by {needs['rise']:g}"
+    return replace(finding, verdict=ABSENT, detail=words)
+
+
+def _rise(needs: _Test, evidence: PartEvidence, up_to: float) -> float | None:
+    """The largest rise above the initial loss at a rate that counts, as a mean over runs. Diverged ones count too."""
+    rises: dict[float, list[float]] = {}
+    for run in _runs(evidence, needs["arm"]):
+        value, start = run.record.metric(needs["metric"]), run.record.initial("val/loss")
+        if value is not None and start is not None and (run.lr or 0.0) <= up_to:
+            rises.setdefault(run.lr or 0.0, []).append(value - start)
+    return max((sum(values) / len(values) for values in rises.values()), default=None)
 
 
 def _result(part: Part, claim: Claim, evidence: PartEvidence | None) -> Finding | Difference:
@@ -127,8 +156,11 @@ def _stable(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
 
 
 def _difference(part: Part, test: _Test, evidence: PartEvidence) -> Difference | None:
-    (own, other), paired = _columns(part, test, evidence, [test["a"], test["b"]])
-    return difference_by_seed(own, other, paired)
+    """Of several `b` the difference to the best: the one in which `a` is least ahead."""
+    others = [test["b"]] if isinstance(test["b"], str) else test["b"]
+    columns = [_columns(part, test, evidence, [test["a"], other]) for other in others]
+    found = [difference_by_seed(own, other, paired) for (own, other), paired in columns]
+    return min(filter(None, found), key=lambda d: d.value * test["direction"], default=None)
 
 
 def _samples(part: Part, test: _Test, evidence: PartEvidence) -> Difference:
@@ -145,22 +177,12 @@ def _sensitivity(part: Part, test: _Test, evidence: PartEvidence) -> Difference 
     return ladders[0] and ladders[0].difference
 
 
-def _interaction(part: Part, test: _Test, evidence: PartEvidence) -> Difference:
-    """How much one factor's effect changes with the other, over the seeds that all four arms share."""
-    names = [test["arms"][label] for label in ("both", "none", *test["factors"])]
-    both, none, one, other = _pairs(*_columns(part, test, evidence, names))
-    return paired_difference(
-        [x + y for x, y in zip(both, none, strict=True)], [x + y for x, y in zip(one, other, strict=True)]
-    )
-
-
 _Rule = Callable[[Part, _Test, PartEvidence], Finding | Difference | None]
 # Differences are decided together, all others one by one.
 _DIFFERENCES: Mapping[str, _Rule] = {
     "difference": _difference,
     "samples": _samples,
     "lr_sensitivity": _sensitivity,
-    "interaction": _interaction,
 }
 _RULES: Mapping[str, _Rule] = {
     **_DIFFERENCES,

@@ -14,7 +14,7 @@ from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import from_plain
 from stability_lab.machine.cores import cores
-from stability_lab.reproduction.catalogue import Part
+from stability_lab.reproduction.catalogue import Part, last_of_each_key
 from stability_lab.reproduction.evidence import KeptRun
 from stability_lab.run.folder import MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.tracking.manifest import fingerprint
@@ -74,7 +74,7 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     made = []
     for setting, setting_words in part.settings_at(scale_name).items():
         for arm, arm_words in part.arms.items():
-            words = [*scale.overrides, *setting_words, *arm_words, *device]
+            words = last_of_each_key([*scale.overrides, *setting_words, *arm_words, *device])
             (composed,) = compose_jobs(read_command_line(words))
             jobs = [_job(arm, setting, lr, seed, composed) for lr in scale.lrs or (None,) for seed in scale.seeds]
             made.append(Sweep(("-m", *words, *axes, *launcher), tuple(jobs)))

@@ -10,7 +10,15 @@ import pytest
 from stability_lab import __version__
 from stability_lab.compose import compose_jobs, read_command_line
 from stability_lab.config import ConfigError, config_dir
-from stability_lab.reproduction.catalogue import Claim, Part, claims, claims_of, find, reproductions
+from stability_lab.reproduction.catalogue import (
+    Claim,
+    Part,
+    claims,
+    claims_of,
+    find,
+    last_of_each_key,
+    reproductions,
+)
 from stability_lab.reproduction.claims import _RULES
 from stability_lab.reproduction.jobs import sweeps
 from stability_lab.tracking.manifest import fingerprint
@@ -56,6 +64,8 @@ def test_a_claim_says_what_where_and_how(claim: Claim) -> None:
     assert test["kind"] in KINDS
     assert claim.statement
     assert claim.source.keys() & {"paper", "text"}
+    assert claim.caveats or not claim.own, "a reading says of what"
+    assert claim.own or "derived here" not in claim.source.get("text", "")
     assert claim.source.keys() <= {"paper", "text", "where"}  # an unquoted comma makes another key, or another caveat
     assert all(caveat[0].isupper() and caveat[-1] == "." for caveat in map(str.strip, claim.caveats))
     assert claim.values
@@ -73,12 +83,12 @@ def test_a_claim_says_what_where_and_how(claim: Claim) -> None:
             name, _, setting = arm.partition("@")
             assert name in part.arms
             assert setting in (part.settings or {"": ()})
-        assert test.get("metric", part.metric) in METRICS
+        assert {test.get("metric", part.metric), test.get("needs", {}).get("metric", part.metric)} <= METRICS
 
 
 def arms_of(test: Mapping[str, Any]) -> Iterator[str]:
-    yield from (test[key] for key in "ab" if key in test)
-    yield from test.get("arms", {}).values()
+    for side in (test.get("a"), test.get("b"), test.get("needs", {}).get("arm")):
+        yield from [side] if isinstance(side, str) else side or ()
 
 
 @pytest.mark.parametrize("part", PARTS, ids=label)
@@ -142,8 +152,10 @@ def test_a_part_may_set_what_all_parts_have_at_a_scale() -> None:
     """A key occurs once in the command; the part's own value wins, and so does its sweep of rates."""
     words = find("olmo2").parts["init"].scales["h200"].overrides
     assert [word for word in words if word.startswith("trainer.max_steps=")] == ["trainer.max_steps=4000"]
+    assert [word for word in words if word.startswith("model.init.std=")] == ["model.init.std=0.0566"]
     assert "optimizer.lr=6e-3" in words
     assert not any("optimizer.lr=" in word for word in find("nvidia").parts["cap"].scales["full"].overrides)
+    assert last_of_each_key(["a=1", "+b=2", "a=3"]) == ["a=3", "+b=2"]
 
 
 def test_unknown_names_are_refused() -> None:

@@ -11,12 +11,15 @@ from statsmodels.stats.weightstats import ttost_paired
 from stability_lab.compare.statistics import equivalence, family, paired_difference, paired_seeds, welch_difference
 from stability_lab.judge.lr_sensitivity import Bracket
 from stability_lab.reproduction.claim_verdicts import (
+    ABSENT,
     AGREES,
     CONTRADICTS,
     NOT_RESOLVABLE,
+    NOT_STATED,
     OPPOSITE,
     SAME,
     SAME_RESOLVED,
+    SMALLER,
     VERDICTS,
     equal,
     exact,
@@ -91,22 +94,27 @@ def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() ->
     )
     # Among more tests the same difference takes more seeds: ours are enough for 5%, and not for a fifth of it.
     just = next(effect for effect in np.arange(0.03, 0.1, 0.001) if (paired_seeds(effect, d.spread) or 99) <= 4)
+    d = paired_difference([value - 0.04 for value in LOW], NEAR)
     assert signed(d, -1, effect=-just).verdict == SAME
     fifth = family([d], planned=5)[0]
     assert fifth is not None
     assert signed(fifth, -1, effect=-just).verdict == NOT_RESOLVABLE
-    found = signed(d, -1, effect=-1.0)
-    assert found.verdict == SAME
-    assert found.detail.endswith(" seeds; the published -1 is outside the interval")
-    # Too few seeds for it, and yet it lies outside of what ours allow.
-    assert d.low is not None
-    few = signed(fifth, -1, effect=-next(effect for effect in np.arange(0.03, 0.1, 0.001) if -effect < d.low))
-    assert few.verdict == NOT_RESOLVABLE
-    assert few.detail.endswith("is outside the interval")
-    # A published difference inside of it is no news.
+    # A published difference inside of the interval is no news.
     assert signed(d, -1, effect=2 * d.value).detail.endswith("seeds")
     # What is resolved stays so, however small the published difference is.
     assert signed(paired_difference(LOW, HIGH), -1, effect=-1e-6).verdict == SAME_RESOLVED
+
+
+def test_an_interval_that_ends_before_the_published_difference_resolves_that_ours_is_smaller() -> None:
+    small = signed(paired_difference(LOW, NEAR), -1, effect=-1.0)
+    assert (small.verdict, small.detail) == (SMALLER, "p 0.42; the published -1 is outside the interval")
+    assert signed(paired_difference(NEAR, LOW), 1, effect=1.0).verdict == SMALLER
+    # An interval on the far side of the published difference, which Holm's rule leaves unresolved, is not smaller.
+    large = family([paired_difference(LOW, HIGH)], planned=400)[0]
+    assert large is not None
+    assert large.high is not None
+    assert large.high < -0.01
+    assert signed(large, -1, effect=-0.01).verdict == NOT_RESOLVABLE
 
 
 def test_a_spread_that_drowns_everything() -> None:
@@ -122,8 +130,6 @@ def test_exact_values_within_half_of_the_last_digit() -> None:
     assert exact(27.933, 29.09, 5e-3).verdict == CONTRADICTS
     assert exact(1.0, 1.0, 0.0).verdict == AGREES
     assert exact(math.nan, 1.0, 10.0).verdict == CONTRADICTS
-    with pytest.raises(ValueError, match="tolerance is -1"):
-        exact(1.0, 1.0, -1)
 
 
 @pytest.mark.oracle
@@ -241,15 +247,5 @@ def test_every_verdict_was_reached_above() -> None:
         signed(paired_difference(LOW, NEAR), 1).verdict,
         equal(LOW, NEAR, 0.01).verdict,
     }
-    assert reached == set(VERDICTS)
-
-
-@pytest.mark.parametrize("direction", [0, 2])
-def test_a_direction_is_a_sign(direction: int) -> None:
-    for call in (
-        lambda: signed(paired_difference(LOW, HIGH), direction),
-        lambda: printed_difference(1, 2, 0.1, direction),
-        lambda: stable_rates(bracket(1e-3, 3e-3), bracket(1e-3, 3e-3), direction, 3),
-    ):
-        with pytest.raises(ValueError, match="direction is"):
-            call()
+    reached.add(signed(paired_difference(LOW, NEAR), -1, effect=-1).verdict)
+    assert reached | {ABSENT, NOT_STATED} == set(VERDICTS)  # these two follow from a claim, test_claims.py

@@ -11,7 +11,15 @@ import pytest
 
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.reproduction.catalogue import Claim, Part, PartScale, claims_of, find
-from stability_lab.reproduction.claim_verdicts import CONTRADICTS, NOT_RESOLVABLE, OPPOSITE, SAME, SAME_RESOLVED
+from stability_lab.reproduction.claim_verdicts import (
+    ABSENT,
+    CONTRADICTS,
+    NOT_RESOLVABLE,
+    NOT_STATED,
+    OPPOSITE,
+    SAME,
+    SAME_RESOLVED,
+)
 from stability_lab.reproduction.claims import NOT_BUILT, NOT_RUN, decide, ladder_of
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
@@ -216,18 +224,39 @@ def test_an_arm_in_a_setting() -> None:
     assert verdict(runs, "difference", a="a@x", b="a", direction=-1) == NOT_RESOLVABLE
 
 
-def test_an_interaction_is_the_change_of_an_effect() -> None:
-    losses = {"none": 2.0, "first": 2.1, "second": 2.1, "both": 1.6}
-    noise = {"none": [0, 0.01, 0.02], "first": [0.01, 0, 0.01], "second": [0, 0.02, 0], "both": [0.01, 0.01, 0]}
-    runs = [made_run(arm, seed, loss + noise[arm][seed]) for arm, loss in losses.items() for seed in range(3)]
-    test = {"factors": ["first", "second"], "arms": {arm: arm for arm in losses}, "direction": -1}
-    (decided,) = decide(PART, [claim("interaction", **test)], PartEvidence({}, tuple(runs)))
-    assert decided.finding.verdict == SAME_RESOLVED
-    # By seed, both + none - first - second of the noise: 0.01 - 0.01, 0.01 + 0.01 - 0.02, 0.02 - 0.01.
-    assert decided.finding.value == pytest.approx(1.6 + 2.0 - 2.1 - 2.1 + 0.01 / 3)
-    assert verdict(runs[:9], "interaction", **test) == NOT_RESOLVABLE
-    other = [made_run("second", seed, 2.1, batch="other") for seed in range(3)]
-    assert verdict([*(run for run in runs if run.arm != "second"), *other], "interaction", **test) == NOT_RESOLVABLE
+def test_two_together_are_compared_with_the_better_of_them() -> None:
+    losses = {"both": [1.60, 1.61, 1.63], "first": [1.70, 1.71, 1.70], "second": [1.60, 1.62, 1.62]}
+    runs = [made_run(arm, seed, loss) for arm, seeds in losses.items() for seed, loss in enumerate(seeds)]
+    test = {"a": "both", "b": ["first", "second"], "direction": -1}
+    (decided,) = decide(PART, [claim("difference", **test)], PartEvidence({}, tuple(runs)))
+    assert decided.finding.value == pytest.approx((0.0 - 0.01 + 0.01) / 3)
+    assert verdict(runs, "difference", a="both", b="first", direction=-1) == SAME_RESOLVED
+    (turned,) = decide(PART, [claim("difference", **{**test, "direction": 1})], PartEvidence({}, tuple(runs)))
+    assert turned.finding.value == pytest.approx(1.84 / 3 - 2.11 / 3 + (4.84 - 1.84 - 5.11 + 2.11) / 3)
+    assert verdict(runs[:6], "difference", **test) == NOT_RESOLVABLE
+
+
+def test_what_no_source_states_is_measured_and_not_judged() -> None:
+    runs = arms(LOW, HIGH)
+    (own,) = decide(PART, [dataclasses.replace(claim("difference", **TEST), own=True)], PartEvidence({}, tuple(runs)))
+    (judged,) = decide(PART, [claim("difference", **TEST)], PartEvidence({}, tuple(runs)))
+    assert judged.finding.verdict == SAME_RESOLVED
+    assert own.finding == dataclasses.replace(judged.finding, verdict=NOT_STATED)
+
+
+def test_a_mechanism_that_is_not_there_decides_nothing() -> None:
+    test = {**TEST, "needs": {"arm": "b", "metric": "abs_log_z", "rise": 3}, "up_to": 0.3}
+
+    def found(log_z: float, lr: float = 0.3, **more: Any) -> tuple[str, str]:
+        runs = arms(LOW, HIGH) + [made_run("b", seed, 2.0, lr, abs_log_z=log_z, **more) for seed in (5, 6)]
+        (decided,) = decide(PART, [claim("difference", **test)], PartEvidence({}, tuple(runs)))
+        return decided.finding.verdict, decided.finding.detail
+
+    # The initial loss is 5.5.
+    assert found(8.4) == (ABSENT, "abs_log_z of b rises by at most 2.9, not by 3")
+    assert found(8.5)[0] == SAME_RESOLVED
+    assert found(8.5, status="diverged")[0] == SAME_RESOLVED
+    assert found(8.5, lr=1.0) == (NOT_RUN, "its data are older and have no abs_log_z: run the part again")
 
 
 def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:
