@@ -13,7 +13,7 @@ from stability_lab.diagnostics.probe import probe_attention, watching
 from stability_lab.model.attention import Attention, explicit_attention
 from stability_lab.model.transformer import site_of
 from stability_lab.seams import Seams, Site, Unscaled
-from stability_lab.stabilizers.dynamic_scaling import PRESETS, DynamicScaling
+from stability_lab.stabilizers.dynamic_scaling import PRESETS, DynamicScaling, LearnedScale
 from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import parameter_groups
 
@@ -70,10 +70,9 @@ def test_presets_have_the_same_mean(n_layers):
 def test_bf16_rounds_the_product_and_not_the_factor():
     """1/3 is 0.33398 in bf16, and exp(0.003) is 1."""
     third = DynamicScaling().apply(Seams()).attn_scale(Site(2, 3, "attn", 32, 4, 4, 8))
-    learned = DynamicScaling(mode="learned").apply(Seams()).attn_scale(Site(2, 3, "attn", 32, 4, 4, 8))
-    assert isinstance(learned, nn.Module)
+    learned = LearnedScale()
     nn.init.constant_(learned.theta, 0.003)
-    q = (torch.arange(1, 513) / 8).bfloat16()  # numbers of bf16 up to 256 / 8
+    q = torch.linspace(-3, 3, 512).bfloat16()
     for module, factor in ((third, 1 / 3), (learned, math.exp(0.003))):
         expected = (q.double() * factor).bfloat16()
         assert torch.equal(module(q), expected)
