@@ -174,7 +174,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     # Statistics of a comparison.
     Replacement("compare/statistics.py", "(tests - rank) * p", "tests * p", "compare/test_statistics.py"),
-    Replacement("compare/statistics.py", "equal_var=False", "equal_var=True", "compare/test_statistics.py"),
+    Replacement("compare/contrasts.py", "<= SEEDS_MATTER", "> SEEDS_MATTER", "compare/test_contrasts.py"),
     # Pairs and steps.
     Replacement(
         "model/init.py",

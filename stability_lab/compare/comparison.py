@@ -10,17 +10,12 @@ from statistics import median
 from typing import Any
 
 from stability_lab.compare.comparability import Check, checks, pairs_hold, repeated
+from stability_lab.compare.contrasts import difference_by_seed
 from stability_lab.compare.factorial import Factorial, factorials
 from stability_lab.compare.grouping import LR, Cell, Grouping, group, seed_of
 from stability_lab.compare.ladders import Ladder, ladders
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.compare.statistics import (
-    Difference,
-    Mean,
-    difference_by_seed,
-    family,
-    t_interval,
-)
+from stability_lab.compare.statistics import Difference, Mean, family, t_interval
 from stability_lab.config import ConfigError
 from stability_lab.text import did_you_mean, number
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from stability_lab.compare.comparability import LOSS, spoiled
 from stability_lab.compare.comparison import Comparison, Row, by_seed, finding
+from stability_lab.compare.contrasts import difference_by_seed
 from stability_lab.compare.grouping import LR, Cell, setting_text
 from stability_lab.compare.ladders import Ladder
-from stability_lab.compare.statistics import Difference, difference_by_seed, family
+from stability_lab.compare.statistics import Difference, family
 
 
 @dataclass(frozen=True, eq=False)

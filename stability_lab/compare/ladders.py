@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stability_lab.compare.contrasts import difference_by_seed
 from stability_lab.compare.grouping import LR, Cell, Grouping, seed_of
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.compare.statistics import Difference, Mean, difference_by_seed, family, t_interval
+from stability_lab.compare.statistics import Difference, Mean, family, t_interval
 from stability_lab.judge.lr_sensitivity import (
     MARGIN_NATS,
     Bracket,

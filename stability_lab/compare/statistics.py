@@ -1,23 +1,27 @@
 """Intervals, tests and sample sizes for means over seeds. NaN never enters: callers leave diverged runs out.
 
-Everything is two-sided at 95% unless said otherwise.
+Everything is two-sided at 95% unless said otherwise. `contrasts.py` has the tests between arms.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
 # Beyond this a power calculation says only that the difference is no longer worth looking for.
 MOST_SEEDS = 1000
+# With fewer degrees of freedom, or for a difference below its standard error, a number of seeds would be a pure guess.
+FEWEST_FREE = 4
+
+Method = Literal["paired", "welch"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of a - b. `p` and the interval are None with one pair. `spread`: standard deviation of a - b over pairs,
-    else the pooled one of a and b. `family` adds what depends on the other differences: their number `tests`, `p_holm`
-    and `seeds_needed`, with as many of which in each arm a test would have 80% power for a difference of this size,
-    were it the true one; None without a p, where the difference is significant, or above 1,000.
+    """Mean of a - b. `p` and the interval are None with one pair. `spread` is the standard error times the root of `n`:
+    the standard deviation of a - b over pairs, or what stands for it; `df` are its degrees of freedom. `family` adds
+    `p_holm` and the number `tests` of all differences that are tested together.
     """
 
     value: float
@@ -47,10 +50,10 @@ class Difference:
     high: float | None
     p: float | None
     n: int
-    method: Literal["paired", "welch"]
+    method: Method
     spread: float | None = None
+    df: float | None = None
     p_holm: float | None = None
-    seeds_needed: int | None = None
     tests: int = 1
 
     @property
@@ -63,85 +66,82 @@ class Difference:
         """None where there was no test."""
         return None if self.p_holm is None else self.p_holm <= 1 - LEVEL
 
+    def seeds_for(self, effect: float, spread: float | None = None) -> int | None:
+        """Seeds in each arm that find a true difference `effect` with 80% chance, among as many tests and at this
+        spread or another; None above 1,000.
+
+        Holm's first step tests at 5% divided by the number of tests, so that they are enough whatever the other
+        differences turn out to be.
+        """
+        if not self.spread or not self.df:
+            return None
+        return seeds_for(effect, spread or self.spread, self.df / (self.n - 1), tests=self.tests)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """`seeds_for` a difference of the size that was seen; None where it is significant or was not tested."""
+        return None if self.significant in (None, True) else self.seeds_for(self.value)
+
+    @property
+    def seeds_range(self) -> tuple[int, int] | None:
+        """`seeds_needed` at both ends of the 95% interval of the spread (chi square); None where that would be a guess:
+        below four degrees of freedom, for a difference below its standard error, or where an end is above 1,000."""
+        if self.significant in (None, True) or not self.spread or not self.df or self.df < FEWEST_FREE:
+            return None
+        if abs(self.value) < self.spread / math.sqrt(self.n):
+            return None
+        tails = ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
+        ends = [self.spread * math.sqrt(self.df / float(stats.chi2.ppf(tail, self.df))) for tail in tails]
+        few, many = (self.seeds_for(self.value, spread) for spread in ends)
+        return None if few is None or many is None else (few, many)
+
 
 # Losses of 1e308 have an infinite sum, and that is what is shown.
-_extremes = np.errstate(over="ignore", invalid="ignore")
+extremes = np.errstate(over="ignore", invalid="ignore")
 
 
-@_extremes
+@extremes
 def t_interval(values: Sequence[float]) -> Mean:
     """Mean with Student's interval. Raises `ValueError` for no value or one that is not finite."""
-    x = _finite(values)
-    value, low, high, *_ = _student(x)
-    return Mean(value, low, high, len(x))
+    x = finite(values)
+    value, spread = _mean_and_spread(x)
+    return Mean(value, *tested(value, spread / math.sqrt(len(x)), len(x) - 1)[:2], len(x))
 
 
-@_extremes
+@extremes
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """a - b over pairs, with Student's paired test. Raises `ValueError` unless as many values, one at least."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values are no pairs")
-    value, low, high, p, spread = _student(_finite(a) - _finite(b))
-    return Difference(value, low, high, p, len(a), "paired", spread)
+    x = finite(a) - finite(b)
+    value, spread = _mean_and_spread(x)
+    n = len(x)
+    return Difference(value, *tested(value, spread / math.sqrt(n), n - 1), n, "paired", spread, n - 1)
 
 
-@_extremes
-def welch_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """a - b of unpaired values with unequal variances (Welch). No interval unless both have two values."""
-    x, y = _finite(a), _finite(b)
-    value, n = float(x.mean() - y.mean()), min(len(x), len(y))
-    spread = math.sqrt((float(x.var(ddof=1)) + float(y.var(ddof=1))) / 2) if n > 1 else None
-    tested = _tested(lambda: stats.ttest_ind(x, y, equal_var=False), value, spread, n)
-    return Difference(value, *tested, n, "welch", spread)
+def _mean_and_spread(x: np.ndarray) -> tuple[float, float]:
+    return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else 0.0
 
 
-def _student(x: np.ndarray) -> tuple[float, float | None, float | None, float | None, float]:
-    """Mean, ends of its interval, p of the test against 0, and standard deviation."""
-    value, spread = float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else 0.0
-    return (value, *_tested(lambda: stats.ttest_1samp(x, 0.0), value, spread, len(x)), spread)
-
-
-def _tested(
-    test: Callable[[], Any], value: float, spread: float | None, n: int
-) -> tuple[float | None, float | None, float | None]:
-    """Ends of the interval and p by `test`. One value has none; without any spread the t statistic is not defined."""
-    if n < 2:
+def tested(value: float, error: float, df: float) -> tuple[float | None, float | None, float | None]:
+    """Ends of the interval and p of Student's test against 0. Without a degree of freedom there are none; without any
+    spread the t statistic is not defined."""
+    if df <= 0:
         return None, None, None
-    if spread == 0:
+    if error == 0:
         return value, value, float(value == 0)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of values that are nearly equal
-        result = test()
-        low, high = result.confidence_interval(LEVEL)
-    return float(low), float(high), float(result.pvalue)
-
-
-def difference_by_seed(own: Mapping[Any, float], other: Mapping[Any, float], paired: bool) -> Difference | None:
-    """own - other of values by seed: over the seeds that both have where they are pairs, else by Welch."""
-    common = [seed for seed in own if seed in other]
-    if paired and common:
-        return paired_difference([own[seed] for seed in common], [other[seed] for seed in common])
-    return welch_difference(list(own.values()), list(other.values())) if own and other else None
+    half = float(stdtrit(df, (1 + LEVEL) / 2)) * error
+    return value - half, value + half, float(2 * stdtr(df, -abs(value) / error))
 
 
 def family(differences: Sequence[Difference | None], planned: int = 0) -> list[Difference | None]:
-    """The same differences as tests of one family: p by Holm's rule, and the seeds that such a test would need.
-
-    Holm's first step tests at 5% divided by the number of tests, and the seeds are those for that level: enough
-    whatever the other differences turn out to be. Of `planned` tests those that are not there count as not significant,
-    so that a missing run makes no other difference clearer.
+    """The same differences as tests of one family: p by Holm's rule. Of `planned` tests those that are not there count
+    as not significant, so that a missing run makes no other difference clearer.
     """
     ps = [d.p if d else None for d in differences]
     tests = max(1, planned, sum(p is not None for p in ps))
     adjusted = holm(ps, tests)
-    return [d and _in_family(d, p, tests) for d, p in zip(differences, adjusted, strict=True)]
-
-
-def _in_family(difference: Difference, p: float | None, tests: int) -> Difference:
-    found = replace(difference, p_holm=p, tests=tests)
-    if found.significant is not False or not difference.spread:
-        return found
-    seeds = paired_seeds if difference.method == "paired" else unpaired_seeds
-    return replace(found, seeds_needed=seeds(difference.value, difference.spread, tests=tests))
+    return [d and replace(d, p_holm=p, tests=tests) for d, p in zip(differences, adjusted, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -196,19 +196,17 @@ def holm(ps: Sequence[float | None], tests: int = 0) -> list[float | None]:
     return adjusted
 
 
-def paired_seeds(effect: float, spread: float, power: float = POWER, tests: int = 1) -> int | None:
-    """Pairs needed to find a true mean difference `effect` of standard deviation `spread`, at 5% divided by `tests`;
-    None above 1,000."""
-    if spread <= 0:
-        return None
-    return _smallest_n(abs(effect) / spread, lambda n: n - 1, math.sqrt, power, tests)
+def seeds_for(effect: float, spread: float, df: float = 1.0, power: float = POWER, tests: int = 1) -> int | None:
+    """Seeds needed to find a true mean difference `effect`, at 5% divided by `tests`; None above 1,000.
 
-
-def unpaired_seeds(effect: float, spread: float, power: float = POWER, tests: int = 1) -> int | None:
-    """Values needed in each of two equal samples; None above 1,000."""
-    if spread <= 0:
+    `spread` is the root of n times the standard error with n seeds, and `df` the degrees of freedom that each seed
+    beyond the first gives: 1 for pairs, whose standard deviation is the spread; 2 for two independent samples, with
+    the root of 2 times theirs.
+    """
+    if spread <= 0 or effect == 0:
         return None
-    return _smallest_n(abs(effect) / spread, lambda n: 2 * n - 2, lambda n: math.sqrt(n / 2), power, tests)
+    level, size = 1 - (1 - LEVEL) / tests, abs(effect) / spread
+    return _first(lambda n: t_power(size * math.sqrt(n), df * (n - 1), level) >= power)
 
 
 def t_power(noncentrality: float, df: float, level: float = LEVEL) -> float:
@@ -224,14 +222,6 @@ def _beyond(limit: float, df: float, noncentrality: float) -> float:
     return float(stats.nct.sf(limit, df, min(noncentrality, 1e6)))
 
 
-def _smallest_n(
-    size: float, df: Callable[[int], int], root: Callable[[int], float], power: float, tests: int
-) -> int | None:
-    """`df` and `root` of n are the degrees of freedom and what n multiplies the effect size by."""
-    level = 1 - (1 - LEVEL) / tests
-    return None if size == 0 else _first(lambda n: t_power(size * root(n), df(n), level) >= power)
-
-
 def _first(enough: Callable[[int], bool]) -> int | None:
     """The smallest number of seeds, from 2 on, for which `enough` holds; None above 1,000."""
     if not enough(MOST_SEEDS):
@@ -244,10 +234,10 @@ def _first(enough: Callable[[int], bool]) -> int | None:
 
 
 def _critical(df: float, level: float = LEVEL) -> float:
-    return float(stats.t.ppf((1 + level) / 2, df))
+    return float(stdtrit(df, (1 + level) / 2))
 
 
-def _finite(values: Sequence[float]) -> np.ndarray:
+def finite(values: Sequence[float]) -> np.ndarray:
     x = np.asarray(values, dtype=float)
     if x.size == 0 or not np.isfinite(x).all():
         raise ValueError(f"{x.size} values, all of which must be finite")

@@ -20,8 +20,6 @@ from stability_lab.compare.statistics import (
     Difference,
     equivalence,
     family,
-    paired_seeds,
-    unpaired_seeds,
 )
 from stability_lab.compare.tables import p_text
 from stability_lab.judge.lr_sensitivity import Bracket, ratio_interval
@@ -78,7 +76,7 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     if effect:
         if d.low is not None and d.high is not None and (effect < d.low if effect < 0 else effect > d.high):
             return Finding(SMALLER, *interval, f"{chance}; the published {effect:.3g} is outside the interval")
-        needed = _seeds_for(d, effect)
+        needed = d.seeds_for(effect)
         if needed is None or needed > d.n:
             return Finding(NOT_RESOLVABLE, *interval, f"{chance}; the published difference would take {_seeds(needed)}")
     elif d.seeds_needed is None:
@@ -91,12 +89,6 @@ def _side(same: bool, resolved: bool) -> str:
     if resolved:
         return SAME_RESOLVED if same else CONTRADICTS
     return SAME if same else OPPOSITE
-
-
-def _seeds_for(d: Difference, effect: float) -> int | None:
-    """Seeds in each arm that would find a true difference `effect` at the spread of `d`, among as many tests."""
-    seeds = paired_seeds if d.method == "paired" else unpaired_seeds
-    return seeds(effect, d.spread or 0.0, tests=d.tests)
 
 
 def equal(a: Sequence[float], b: Sequence[float], margin: float) -> Finding:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stability_lab.compare.contrasts import difference_by_seed
 from stability_lab.compare.grouping import LR, Cell, Grouping
 from stability_lab.compare.ladders import Ladder, ladders
-from stability_lab.compare.statistics import Difference, difference_by_seed, family, paired_difference
+from stability_lab.compare.statistics import Difference, family, paired_difference
 from stability_lab.reproduction.catalogue import Claim, Part
 from stability_lab.reproduction.claim_verdicts import (
     ABSENT,

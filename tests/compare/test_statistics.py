@@ -10,14 +10,13 @@ import pytest
 from scipy import integrate, stats
 
 from stability_lab.compare.statistics import (
+    Difference,
     family,
     holm,
     paired_difference,
-    paired_seeds,
+    seeds_for,
     t_interval,
     t_power,
-    unpaired_seeds,
-    welch_difference,
 )
 
 A = [1.769, 1.758, 1.781, 1.764]
@@ -50,28 +49,6 @@ def test_pairs_are_scipys_related_test() -> None:
     assert (difference.method, difference.n) == ("paired", 4)
 
 
-@pytest.mark.oracle
-def test_independent_samples_are_scipys_welch_test() -> None:
-    b = [*B, 1.802]
-    difference = welch_difference(A, b)
-    expected: Any = stats.ttest_ind(A, b, equal_var=False)
-    assert difference.p == pytest.approx(expected.pvalue, rel=1e-12)
-    interval = expected.confidence_interval(0.95)
-    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
-    assert difference.n == 4
-
-
-def test_pairing_finds_what_independent_samples_hide() -> None:
-    """Seeds differ by 0.1, the arms by 0.01 on each of them."""
-    base = [1.7, 1.8, 1.9, 2.0]
-    arm = [value - 0.01 + wiggle for value, wiggle in zip(base, (0.001, -0.001, 0.0005, 0.0), strict=True)]
-    paired, welch = paired_difference(arm, base), welch_difference(arm, base)
-    assert paired.value == pytest.approx(welch.value)
-    assert paired.p is not None
-    assert welch.p is not None
-    assert paired.p < 0.001 < 0.5 < welch.p
-
-
 def test_equal_pairs_are_identical_and_equal_differences_have_no_spread() -> None:
     same = paired_difference([1.0, 2.0], [1.0, 2.0])
     assert same.identical
@@ -81,15 +58,12 @@ def test_equal_pairs_are_identical_and_equal_differences_have_no_spread() -> Non
     assert (shifted.low, shifted.high, shifted.p) == (1.0, 1.0, 0.0)
     single = paired_difference([2.0], [1.0])
     assert (single.low, single.p, single.n) == (None, None, 1)
-    assert welch_difference([2.0], [1.0, 1.5]).p is None
-    assert welch_difference([2.0, 2.0], [1.0, 1.0]).p == 0.0
 
 
 def test_sums_beyond_the_largest_float_are_infinite_without_a_warning() -> None:
     large, opposite = [1e308, 1.5e308], [-1e308, -1e308]
     assert t_interval(large).value == math.inf
-    for difference in (paired_difference, welch_difference):
-        assert difference(large, opposite).value == math.inf
+    assert paired_difference(large, opposite).value == math.inf
 
 
 def test_unequal_lengths_are_no_pairs() -> None:
@@ -122,9 +96,9 @@ def test_sample_sizes_are_those_of_statsmodels(effect: float, spread: float) -> 
     from statsmodels.stats.power import TTestIndPower, TTestPower
 
     one = TTestPower().solve_power(effect_size=effect / spread, power=0.8, alpha=0.05, alternative="two-sided")
-    assert paired_seeds(effect, spread) == max(2, int(np.ceil(one)))
+    assert seeds_for(effect, spread) == max(2, int(np.ceil(one)))
     two = TTestIndPower().solve_power(effect_size=effect / spread, power=0.8, alpha=0.05, alternative="two-sided")
-    found = unpaired_seeds(effect, spread)
+    found = seeds_for(effect, spread * math.sqrt(2), df=2)
     assert found == (None if two > 1000 else max(2, int(np.ceil(two))))
 
 
@@ -144,14 +118,14 @@ def test_power_is_that_of_an_integration_also_for_large_effects(tests: int) -> N
         return integrate.quad(density, 0, 8, limit=400, points=[0.5, 1, 1.5, 2])[0]
 
     for effect in np.arange(0.5, 9.0, 0.5):
-        n = paired_seeds(float(effect), 1.0, tests=tests)
+        n = seeds_for(float(effect), 1.0, tests=tests)
         assert n is not None
         assert t_power(effect * math.sqrt(n), n - 1, level) == pytest.approx(
             power(effect * math.sqrt(n), n - 1), abs=1e-8
         )
         assert power(effect * math.sqrt(n), n - 1) >= 0.8
         assert n == 2 or power(effect * math.sqrt(n - 1), n - 2) < 0.8
-    assert paired_seeds(1e300, 1.0) == 2
+    assert seeds_for(1e300, 1.0) == 2
 
 
 def test_a_missing_difference_makes_no_other_clearer() -> None:
@@ -168,7 +142,7 @@ def test_a_missing_difference_makes_no_other_clearer() -> None:
 @pytest.mark.oracle
 def test_cohens_published_sample_size() -> None:
     """Cohen (1992), table 2: a medium effect (d = 0.5) at 5% and 80% power needs 64 in each of two groups."""
-    assert unpaired_seeds(0.5, 1.0) == 64
+    assert seeds_for(0.5, math.sqrt(2), df=2) == 64
 
 
 def test_power_is_what_a_simulation_finds() -> None:
@@ -180,10 +154,9 @@ def test_power_is_what_a_simulation_finds() -> None:
 
 
 def test_nothing_needs_seeds_without_an_effect_or_a_spread() -> None:
-    assert paired_seeds(0.0, 1.0) is None
-    assert paired_seeds(1.0, 0.0) is None
-    assert paired_seeds(1e-6, 1.0) is None
-    assert unpaired_seeds(1.0, 0.0) is None
+    assert seeds_for(0.0, 1.0) is None
+    assert seeds_for(1.0, 0.0) is None
+    assert seeds_for(1e-6, 1.0) is None
 
 
 def test_seeds_are_asked_for_only_where_the_difference_is_not_resolved_in_its_family() -> None:
@@ -194,7 +167,7 @@ def test_seeds_are_asked_for_only_where_the_difference_is_not_resolved_in_its_fa
     assert found[1] is None
     assert [d and d.significant for d in found] == [False, None, True, None]
     assert found[0] is not None
-    assert found[0].seeds_needed == paired_seeds(open_one.value, open_one.spread or 0.0, tests=2)
+    assert found[0].seeds_needed == seeds_for(open_one.value, open_one.spread or 0.0, tests=2)
     assert found[2] is not None
     assert found[2].seeds_needed is None
 
@@ -218,4 +191,26 @@ def test_sample_sizes_of_a_corrected_test_are_those_of_statsmodels() -> None:
     from statsmodels.stats.power import TTestPower
 
     expected = TTestPower().solve_power(effect_size=0.5, power=0.8, alpha=0.05 / 9, alternative="two-sided")
-    assert paired_seeds(0.5, 1.0, tests=9) == int(np.ceil(expected))
+    assert seeds_for(0.5, 1.0, tests=9) == int(np.ceil(expected))
+
+
+def difference(value: float, spread: float, n: int, df: float) -> Difference:
+    found = family([Difference(value, -1.0, 1.0, 0.5, n, "paired", spread, df)])[0]
+    assert found is not None
+    return found
+
+
+def test_seeds_are_a_range_by_the_chi_square_interval_of_the_spread() -> None:
+    found = difference(0.5, 1.0, 8, 7.0)
+    few, many = (math.sqrt(7 / stats.chi2.ppf(tail, 7)) for tail in (0.975, 0.025))
+    assert (few, many) == pytest.approx((0.661, 2.035), abs=1e-3)
+    assert found.seeds_range == (seeds_for(0.5, few), seeds_for(0.5, many))
+    assert found.seeds_needed is not None
+    assert found.seeds_range is not None
+    assert found.seeds_range[0] < found.seeds_needed < found.seeds_range[1]
+
+
+def test_no_number_of_seeds_where_it_would_be_a_guess() -> None:
+    assert difference(0.5, 1.0, 4, 3.0).seeds_range is None  # a spread known to a factor of 6
+    assert difference(0.3, 1.0, 8, 7.0).seeds_range is None  # less than its standard error of 0.35
+    assert difference(0.14, 1.0, 60, 4.0).seeds_range is None  # an end above 1,000
