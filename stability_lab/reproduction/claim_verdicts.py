@@ -20,6 +20,7 @@ from stability_lab.compare.statistics import (
     Difference,
     equivalence,
     family,
+    tested,
 )
 from stability_lab.compare.tables import p_text
 from stability_lab.judge.lr_sensitivity import Bracket, ratio_interval
@@ -57,9 +58,9 @@ def exact(ours: float, printed: float, tolerance: float) -> Finding:
 def signed(difference: Difference, direction: int, effect: float | None = None) -> Finding:
     """The sign of a - b against the published `direction`, 1 or -1.
 
-    A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If our
-    interval ends before it, ours is smaller. If our seeds, spread and number of tests could not show even that, the
-    sign is not resolvable.
+    A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If a test
+    excludes it, and ours is smaller, that is the verdict. If our seeds, spread and number of tests could not show even
+    that difference, the sign is not resolvable.
     """
     d = difference
     if d.p_holm is None:
@@ -74,8 +75,10 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     if d.significant:
         return Finding(_side(same, resolved=True), *interval, chance)
     if effect:
-        if d.low is not None and d.high is not None and (effect < d.low if effect < 0 else effect > d.high):
-            return Finding(SMALLER, *interval, f"{chance}; the published {effect:.3g} is outside the interval")
+        p = tested(d.value - effect, (d.spread or 0.0) / math.sqrt(d.n), d.df or 0.0)[2]
+        if p is not None and p * d.tests <= 1 - LEVEL and (effect - d.value) * effect > 0:
+            excluded = _p(p * d.tests, d.tests, "Bonferroni")
+            return Finding(SMALLER, *interval, f"{chance}; the published {effect:.3g} is excluded with {excluded}")
         needed = d.seeds_for(effect)
         if needed is None or needed > d.n:
             return Finding(NOT_RESOLVABLE, *interval, f"{chance}; the published difference would take {_seeds(needed)}")
@@ -170,9 +173,9 @@ def stable_rates(a: Bracket, b: Bracket, direction: int, seeds: int) -> Finding:
     return Finding(_side(same, why is None), None, low, high, f"{words}; {why}" if why else words)
 
 
-def _p(p_holm: float, tests: int) -> str:
+def _p(corrected: float, tests: int, rule: str = "Holm") -> str:
     """The p that decided. The interval printed beside it is that of the difference alone."""
-    return f"p {p_text(p_holm)}" + (f" by Holm, {tests} tests" if tests > 1 else "")
+    return f"p {p_text(corrected)}" + (f" by {rule}, {tests} tests" if tests > 1 else "")
 
 
 def _seeds(needed: int | None) -> str:

@@ -71,23 +71,19 @@ def _qualified(claim: Claim, finding: Finding, evidence: PartEvidence | None) ->
         return replace(finding, verdict=NOT_STATED)
     if (needs := claim.test.get("needs")) is None:
         return finding
-    rise = _rise(needs, evidence, claim.test.get("up_to", math.inf))
-    if rise is None:
+    rises = [
+        value - start
+        for run in _runs(evidence, needs["arm"])
+        if (run.lr or 0.0) <= claim.test.get("up_to", math.inf)
+        and (value := run.record.metric(needs["metric"])) is not None
+        and (start := run.record.initial("val/loss")) is not None
+    ]
+    if not rises:
         return _older(needs["metric"]).finding
-    if rise >= needs["rise"]:
+    if max(rises) >= needs["rise"]:
         return finding
-    words = f"{needs['metric']} of {needs['arm']} rises by at most {rise:.2g}, not by {needs['rise']:g}"
+    words = f"{needs['metric']} of {needs['arm']} rises by at most {max(rises):.2g}, not by {needs['rise']:g}"
     return replace(finding, verdict=ABSENT, detail=words)
-
-
-def _rise(needs: _Test, evidence: PartEvidence, up_to: float) -> float | None:
-    """The largest rise above the initial loss at a rate that counts, as a mean over runs. Diverged ones count too."""
-    rises: dict[float, list[float]] = {}
-    for run in _runs(evidence, needs["arm"]):
-        value, start = run.record.metric(needs["metric"]), run.record.initial("val/loss")
-        if value is not None and start is not None and (run.lr or 0.0) <= up_to:
-            rises.setdefault(run.lr or 0.0, []).append(value - start)
-    return max((sum(values) / len(values) for values in rises.values()), default=None)
 
 
 def _result(part: Part, claim: Claim, evidence: PartEvidence | None) -> Finding | Difference:
@@ -111,8 +107,9 @@ def ladder_of(
     part: Part, evidence: PartEvidence, where: str, against: str | None = None, up_to: float = math.inf
 ) -> Ladder | None:
     """The ladder of an arm (`arm` or `arm@setting`) over its learning rates, at most `up_to`, and its difference to
-    another arm's."""
-    names = [where, *([against] if against is not None else [])]
+    another arm's. The other arms of their settings show how much runs vary."""
+    compared = [where, *([against] if against is not None else [])]
+    names = [*compared, *_beside(evidence, compared)]
     cells = []
     for name in names:
         by_lr: dict[float, list[KeptRun]] = {}
@@ -132,8 +129,11 @@ def _exact(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
 def _equivalence(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
     if part.compute is not None:
         return equal(_values(evidence, test["a"]), _values(evidence, test["b"]), test["margin"])
-    own, other = _pairs(*_columns(part, test, evidence, [test["a"], test["b"]]))
-    return equal(own, other, test["margin"])
+    (own, other), paired = _columns(part, test, evidence, [test["a"], test["b"]])
+    seeds = [seed for seed in own if seed in other]
+    if not seeds or not paired:
+        raise NoFinding(NO_PAIR)
+    return equal([own[seed] for seed in seeds], [other[seed] for seed in seeds], test["margin"])
 
 
 def _spikes(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
@@ -148,19 +148,20 @@ def _spikes(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
 
 
 def _stable(part: Part, test: _Test, evidence: PartEvidence) -> Finding:
-    a, b = (ladder_of(part, evidence, test[side]) for side in "ab")
-    if a is None or b is None or a.stable is None or b.stable is None:
+    a, b = _two_ladders(part, test, evidence)
+    if a.stable is None or b.stable is None:
         raise NoFinding("an arm has no ladder of learning rates")
-    if a.lrs != b.lrs:
-        raise NoFinding("an arm has no run at a learning rate of the other's")
     return stable_rates(a.stable, b.stable, test["direction"], min(a.seeds, b.seeds))
 
 
 def _difference(part: Part, test: _Test, evidence: PartEvidence) -> Difference | None:
     """Of several `b` the difference to the best: the one in which `a` is least ahead."""
-    others = [test["b"]] if isinstance(test["b"], str) else test["b"]
-    columns = [_columns(part, test, evidence, [test["a"], other]) for other in others]
-    found = [difference_by_seed(own, other, paired) for (own, other), paired in columns]
+    found = []
+    for other in [test["b"]] if isinstance(test["b"], str) else test["b"]:
+        arms = [test["a"], other]
+        (own, theirs), paired = _columns(part, test, evidence, arms)
+        beside = (_column(part, test, evidence, arm) for arm in _beside(evidence, arms))
+        found.append(difference_by_seed(own, theirs, paired, list(filter(None, beside))))
     return min(filter(None, found), key=lambda d: d.value * test["direction"], default=None)
 
 
@@ -169,13 +170,22 @@ def _samples(part: Part, test: _Test, evidence: PartEvidence) -> Difference:
 
 
 def _sensitivity(part: Part, test: _Test, evidence: PartEvidence) -> Difference | None:
-    a, b = test["a"], test["b"]
-    ladders = [ladder_of(part, evidence, *arms, test.get("up_to", math.inf)) for arms in ((a, b), (b, a))]
-    for arm, ladder in zip((a, b), ladders, strict=True):
-        if ladder is None or ladder.sensitivity is None:
-            why = "no ladder of learning rates" if ladder is None else ladder.reason
-            raise NoFinding(f"{arm} has no LR sensitivity: {why}")
-    return ladders[0] and ladders[0].difference
+    ladders = _two_ladders(part, test, evidence)
+    for arm, ladder in zip((test["a"], test["b"]), ladders, strict=True):
+        if ladder.sensitivity is None:
+            raise NoFinding(f"{arm} has no LR sensitivity: {ladder.reason}")
+    return ladders[0].difference
+
+
+def _two_ladders(part: Part, test: _Test, evidence: PartEvidence) -> tuple[Ladder, Ladder]:
+    """Of `a` against `b`, and of `b`."""
+    a, b, up_to = test["a"], test["b"], test.get("up_to", math.inf)
+    own, other = ladder_of(part, evidence, a, b, up_to), ladder_of(part, evidence, b, a, up_to)
+    if own is None or other is None:
+        raise NoFinding(f"{b if own else a} has no ladder of learning rates")
+    if len({frozenset(run.lr for run in _runs(evidence, arm)) for arm in (a, b)}) > 1:
+        raise NoFinding("an arm has no run at a learning rate of the other's")
+    return own, other
 
 
 _Rule = Callable[[Part, _Test, PartEvidence], Finding | Difference | None]
@@ -205,26 +215,30 @@ def _columns(
     part: Part, test: _Test, evidence: PartEvidence, arms: Sequence[str]
 ) -> tuple[list[dict[int, float]], bool]:
     """Values by seed of each arm, and whether each seed saw the same batches in all of them."""
-    metric, columns = test.get("metric", part.metric), []
+    metric = test.get("metric", part.metric)
     sides = [_at(part, evidence, test, arm) for arm in arms]
-    for arm, runs in zip(arms, sides, strict=True):
+    columns = [_column(part, test, evidence, arm) for arm in arms]
+    for arm, runs, column in zip(arms, sides, columns, strict=True):
         if not runs:
             raise NoFinding(f"{arm} has no run with a result")
         # A run that diverged may lack a value; one that did not has all that its version knew.
         if all(run.record.metric(metric) is None for run in runs) and not all(run.record.diverged for run in runs):
             raise _older(metric)
-        columns.append({run.seed: value for run in runs if (value := run.metric(metric)) is not None})
-        if not columns[-1]:
+        if not column:
             raise NoFinding(f"{arm} has no run with a finite value")
     return columns, all(_paired(sides[0], runs) for runs in sides[1:])
 
 
-def _pairs(columns: Sequence[Mapping[int, float]], paired: bool) -> list[list[float]]:
-    """The values of the seeds that all columns have."""
-    seeds = [seed for seed in columns[0] if all(seed in column for column in columns)]
-    if not seeds or not paired:
-        raise NoFinding(NO_PAIR)
-    return [[column[seed] for seed in seeds] for column in columns]
+def _column(part: Part, test: _Test, evidence: PartEvidence, arm: str) -> dict[int, float]:
+    """The finite values of an arm by seed."""
+    metric = test.get("metric", part.metric)
+    return {run.seed: v for run in _at(part, evidence, test, arm) if (v := run.metric(metric)) is not None}
+
+
+def _beside(evidence: PartEvidence, arms: Sequence[str]) -> list[str]:
+    """The other arms of the settings of these."""
+    settings = {arm.partition("@")[2] for arm in arms}
+    return list(dict.fromkeys(r.place for r in evidence.runs if r.setting in settings and r.place not in arms))
 
 
 def _older(what: str) -> NoFinding:

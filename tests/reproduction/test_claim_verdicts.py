@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import t
 from statsmodels.stats.weightstats import ttost_paired
 
 from stability_lab.compare.contrasts import difference_by_seed
@@ -111,9 +112,19 @@ def test_what_cannot_show_the_published_difference_says_nothing_of_its_sign() ->
     assert signed(paired_difference(LOW, HIGH), -1, effect=-1e-6).verdict == SAME_RESOLVED
 
 
-def test_an_interval_that_ends_before_the_published_difference_resolves_that_ours_is_smaller() -> None:
-    small = signed(paired_difference(LOW, NEAR), -1, effect=-1.0)
-    assert (small.verdict, small.detail) == (SMALLER, "p 0.42; the published -1 is outside the interval")
+def test_a_test_that_excludes_the_published_difference_resolves_that_ours_is_smaller() -> None:
+    d = paired_difference(LOW, NEAR)
+    found = signed(d, -1, effect=-0.06)
+    pairs = np.array(LOW) - np.array(NEAR)
+    p = float(2 * t.sf(abs(pairs.mean() + 0.06) / (pairs.std(ddof=1) / 2), 3))
+    assert (found.verdict, found.detail) == (SMALLER, f"p 0.42; the published -0.06 is excluded with p {p:.2g}")
+    # The test is one of as many as the part has.
+    among, alone = family([d], planned=3)[0], family([d], planned=2)[0]
+    assert among is not None
+    assert alone is not None
+    assert 2 * p < 0.05 < 3 * p
+    assert signed(alone, -1, effect=-0.06).detail.endswith(f"with p {2 * p:.2g} by Bonferroni, 2 tests")
+    assert signed(among, -1, effect=-0.06).verdict == NOT_RESOLVABLE
     assert signed(paired_difference(NEAR, LOW), 1, effect=1.0).verdict == SMALLER
     # An interval on the far side of the published difference, which Holm's rule leaves unresolved, is not smaller.
     large = family([paired_difference(LOW, HIGH)], planned=400)[0]

@@ -114,6 +114,16 @@ def test_differences_are_corrected_for_their_number() -> None:
     assert {j.finding.verdict for j in many} == {SAME}
 
 
+def test_other_arms_of_the_setting_show_how_much_runs_vary() -> None:
+    """Two arms of three seeds hardly know their own spread: 2 degrees of freedom, and 6 with two further arms."""
+    runs = arms([1.80, 1.82, 1.79], [1.83, 1.85, 1.85])
+    more = [made_run(arm, seed, 2.0 + 0.01 * (seed == n)) for n, arm in enumerate("cd") for seed in range(3)]
+    elsewhere = [dataclasses.replace(run, setting="x") for run in more]
+    assert verdict(runs, "difference", **TEST) == SAME
+    assert verdict([*runs, *more], "difference", **TEST) == SAME_RESOLVED
+    assert verdict([*runs, *elsewhere], "difference", **TEST) == SAME
+
+
 def test_the_learning_rate_is_named_by_its_place() -> None:
     def found(runs: Sequence[KeptRun], at: int) -> str:
         (decided,) = decide(PART, [claim("difference", **TEST, at=at)], PartEvidence({"scale": "cpu"}, tuple(runs)))
@@ -188,7 +198,7 @@ def test_what_is_missing_is_said_and_makes_nothing_clearer() -> None:
     assert {j.finding.detail for j in rest} == {"c has no run with a result"}
     gap = [run for run in ladder({"a": [2.0, 2.1, 2.2], "b": [2.0, 2.5, 3.0]}) if run.arm == "a" or run.lr != 1e-2]
     (decided,) = decide(PART, [claim("lr_sensitivity", **TEST)], PartEvidence({}, tuple(gap)))
-    assert decided.finding.detail == "b has no LR sensitivity: 1 of 3 learning rates have no result"
+    assert decided.finding.detail == "an arm has no run at a learning rate of the other's"
     computed = dataclasses.replace(PART, arms={}, compute="growth")
     for test in (claim("samples", a="x", b="y", direction=1), claim("exact", value="y", printed=1, tolerance=0)):
         for values in ({"x": [1.0, 2.0]}, {}):
