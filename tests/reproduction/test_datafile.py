@@ -174,5 +174,5 @@ def test_the_catalogue_plans_what_the_committed_data_hold() -> None:
         part for name in ("nvidia", "olmo2", "small_scale_proxies", "textbook") for part in find(name).parts.values()
     ]
     for part in parts:
-        if (path := data_path(part, "cpu", root)).exists():
-            assert len(read(path, part, "cpu").runs) == len(part.runs_at("cpu"))
+        evidence = read(data_path(part, "cpu", root), part, "cpu")
+        assert len(evidence.runs) == len(part.runs_at("cpu"))
