@@ -94,13 +94,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_logger() -> Iterator[None]:
-    """Commands set the package's logger up; afterwards it is as before."""
+    """Commands set the package's logger up, with a stream that ends with their test; no test sees another's."""
     log = logging.getLogger("stability_lab")
-    before = log.handlers, log.level, log.propagate
+    log.handlers, log.level, log.propagate = [], logging.NOTSET, True
     yield
-    log.handlers, log.level, log.propagate = before
+    log.handlers, log.level, log.propagate = [], logging.NOTSET, True
 
 
 class Shown(NamedTuple):

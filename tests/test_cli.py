@@ -14,8 +14,6 @@ import stability_lab
 from stability_lab import cli
 from stability_lab.config import config_dir
 
-pytestmark = pytest.mark.usefixtures("own_logger")
-
 BAD_INPUT = {
     "unknown stabilizer": (["+stabilizer=qknrom"], ["stabilizer", "qknrom", "qknorm"]),
     "unknown group": (["+stabiliser=qknorm"], ["stabiliser", "stabilizer"]),

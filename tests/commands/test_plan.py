@@ -24,8 +24,6 @@ from stability_lab.run.cost import Timing, count, facts, mfu, speed_key
 from stability_lab.text import duration
 from stability_lab.training.loop import _due
 
-pytestmark = pytest.mark.usefixtures("own_logger")
-
 CPU = torch.device("cpu")
 D, LAYERS, HEAD_DIM, T, V = 32, 2, 8, 16, 257  # of the tiny configuration
 BLOCK = 12 * D * D  # weights of one block's matrix products: 4 d^2 and 2 * 4 d^2

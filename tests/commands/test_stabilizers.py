@@ -17,8 +17,6 @@ from stability_lab.config import config_dir
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import ADDITIVE, EXCLUSIVE
 
-pytestmark = pytest.mark.usefixtures("own_logger")
-
 OPTIONS = {path.stem: path for path in (config_dir() / "stabilizer").glob("*.yaml")}
 
 

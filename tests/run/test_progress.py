@@ -26,7 +26,6 @@ def test_the_name_is_what_tells_runs_of_a_sweep_apart(compose_config) -> None:
     assert short_name(several) == "4 stabilizers 0.003 s0"
 
 
-@pytest.mark.usefixtures("own_logger")
 def test_the_bar_shows_loss_val_and_gradient_norm_first_and_no_line_is_glued_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
