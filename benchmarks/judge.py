@@ -1,96 +1,106 @@
-"""How well the judge finds faults: real training runs with and without an injected fault.
+"""How often the judge agrees with an expert: synthetic logs whose answers were fixed before the judge saw them.
 
-    python benchmarks/judge.py --seeds 0-19      the seeds on which thresholds were fixed
-    python benchmarks/judge.py --seeds 20-39     the seeds on which docs/judge.md reports
+    python benchmarks/judge.py                  every kind, 10 logs of each: docs/judge.md has the table
+    python benchmarks/judge.py --clean          false `spiky` on clean logs of 200 to 100,000 steps
+    python benchmarks/judge.py --seed 1         other logs of the same kinds
+    python benchmarks/judge.py --only jump_to_a_plateau --show
 
-Clean runs: `none` and `qknorm` at a sound learning rate, one of each a seed; an event or a verdict other than `stable`
-is a false positive. Faulty runs: one fault at step 120 of 200. A fault is found when an event begins within 20 steps of
-it; the delay is in steps. Precision counts the events of faulty runs that are no such event as false.
+Verdict: the share of logs with the expert's word. Recall: happenings that an event of the right kind names within 20
+steps. Precision: events that name a happening; events after the begin of a divergence are neither right nor wrong.
 """
 
 import argparse
-import json
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
+import numpy as np
 
-from stability_lab.build import build_run
-from stability_lab.compose import compose_jobs, read_command_line
-from stability_lab.judge.series import Row
-from stability_lab.training.inject import Injector, parse
-from stability_lab.training.loop import Loop
+sys.path.insert(0, str(Path(__file__).parent))
+from judge_kinds import KINDS, Case, large, log_of, norms
 
-STEP, NEAR = 120, 20
-FAULTS = ("lr_spike@120x30", "lr_spike@120x100", "bad_batch@120", "nan_grad@120")
-BASE = [
-    *("model.d_model=48", "model.n_layers=2", "model.n_heads=2", "model.seq_len=64", "trainer.micro_batch_size=8"),
-    *("trainer.max_steps=200", "trainer.eval_every=null", "trainer.eval_sequences=32", "trainer.threads=1"),
-    *("diagnostics.probe_every=100", "tracking=local"),
-]
+from stability_lab.judge.events import Event
+from stability_lab.judge.judgement import Judgement, judge
+
+LENGTHS, CLEAN_LOGS = (200, 500, 2000, 10_000, 100_000), 50
 
 
-class Nowhere:
-    def rows(self, rows: Sequence[Row]) -> None:
-        pass
+def found(case: Case, events: Sequence[Event]) -> tuple[int, list[Event]]:
+    """How many happenings have an event of their own, and the events that name none."""
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        pass
+    def names(event: Event) -> Iterator[int]:
+        for i, happening in enumerate(case.happenings):
+            if event.kind in happening.kinds and abs(event.step - happening.step) <= happening.near:
+                yield i
+
+    hit = {i for event in events for i in names(event)}
+    open_from = np.inf if case.open_from is None else case.open_from
+    return len(hit), [event for event in events if event.step < open_from and not list(names(event))]
 
 
-def judged(seed: int, *overrides: str) -> dict[str, Any]:
-    """The summary of one run, with its events."""
-    config = compose_jobs(read_command_line([*BASE, f"seed={seed}", *overrides]))[0].config
-    run = build_run(config)
-    loop = Loop(run, Nowhere(), Injector(parse(config.debug.inject, config.trainer.max_steps)))
-    loop.train()
-    judgement, summary = loop.judge()
-    assert judgement is not None
-    return summary | {"events": [event.as_dict() for event in judgement.events]}
+def run_kind(name: str, seed: int, logs: int, show: bool) -> tuple[int, int, int, int]:
+    """Right verdicts, happenings found, happenings, and false events, over `logs` logs."""
+    right, hits, all_, wrong = 0, 0, 0, 0
+    given: Counter[str] = Counter()
+    answer, false = "", []
+    for i in range(logs):
+        case = KINDS[name](np.random.default_rng([seed, list(KINDS).index(name), i]))
+        judgement = judge(case.log, case.evidence)
+        answer, word = case.verdict, judgement.verdict.verdict
+        hit, stray = found(case, judgement.events)
+        right, hits, all_, wrong = right + (word == answer), hits + hit, all_ + len(case.happenings), wrong + len(stray)
+        given[word] += 1
+        false += stray
+        if show and (word != answer or stray or hit < len(case.happenings)):
+            print_case(case, judgement, stray)
+    verdicts = ", ".join(f"{n} {word}" for word, n in given.most_common())
+    strays = ", ".join(f"{n} {kind}" for kind, n in Counter(event.kind for event in false).most_common())
+    print(f"| {name.replace('_', ' ')} | {answer} | {verdicts} | {hits} of {all_} | {strays or 0} |", flush=True)
+    return right, hits, all_, wrong
+
+
+def print_case(case: Case, judgement: Judgement, stray: Sequence[Event]) -> None:
+    print(f"    {case.verdict} / {judgement.verdict.verdict}: {judgement.verdict.reason}")
+    print(f"    wanted {[(h.step, h.kinds[0]) for h in case.happenings][:8]}")
+    for event in judgement.events[:8]:
+        sign = "!" if event in stray else " "
+        print(f"     {sign}{event.step:>6} {event.kind} {event.height} recovery {event.recovery}: {event.detail}")
+
+
+def clean(seed: int) -> None:
+    print("| steps | clean logs | called spiky | spikes per 1,000 steps |\n|---|---|---|---|")
+    for steps in LENGTHS:
+        spiky = spikes = 0
+        for i in range(CLEAN_LOGS):
+            rng = np.random.default_rng([seed, steps, i])
+            sigma = rng.choice([0.05, 0.15, 0.35, 0.5])
+            log = log_of(large(rng, steps, sd=rng.choice([0.003, 0.03, 0.1, 0.3])), norms(rng, steps, sigma=sigma))
+            judgement = judge(log)
+            spiky += judgement.verdict.verdict == "spiky"
+            spikes += len(judgement.events)
+        print(f"| {steps:,} | {CLEAN_LOGS} | {spiky} | {1000 * spikes / steps / CLEAN_LOGS:.3f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="20-39")
-    parser.add_argument("--out", type=Path, help="JSON with every run's verdict and events")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--logs", type=int, default=10, help="logs of each kind")
+    parser.add_argument("--clean", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--show", action="store_true", help="print each log whose judgement is not the expert's")
     args = parser.parse_args()
-    first, last = map(int, args.seeds.split("-"))
-    seeds = range(first, last + 1)
-    torch.set_num_threads(1)
-    record = []
-    for stabilizer in ("none", "qknorm"):
-        runs = [judged(seed, f"+stabilizer={stabilizer}") for seed in seeds]
-        record += [{"seed": s, "fault": stabilizer, **_brief(r)} for s, r in zip(seeds, runs, strict=True)]
-        verdicts = Counter(run["verdict"] for run in runs)
-        events = sum(len(run["events"]) for run in runs)
-        print(f"clean {stabilizer:<14} {len(runs)} runs: verdicts {dict(verdicts)}, {events} events", flush=True)
-    for fault in FAULTS:
-        runs = [judged(seed, f"debug.inject={fault}") for seed in seeds]
-        record += [{"seed": s, "fault": fault, **_brief(r)} for s, r in zip(seeds, runs, strict=True)]
-        delays = [d for d in map(delay, runs) if d is not None]
-        other = sum(not STEP <= event["step"] <= STEP + NEAR for run in runs for event in run["events"])
-        right = len(delays)
-        precision = right / (right + other) if right + other else float("nan")
-        verdicts = Counter(run["verdict"] for run in runs)
-        print(
-            f"{fault:<20} recall {right}/{len(runs)}, precision {precision:.2f}, "
-            f"delay {sorted(delays)[len(delays) // 2] if delays else '-'} (median) steps, verdicts {dict(verdicts)}",
-            flush=True,
-        )
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
-def delay(run: Mapping[str, Any]) -> int | None:
-    """Steps from the fault to the first event near it."""
-    near = [event["step"] - STEP for event in run["events"] if STEP <= event["step"] <= STEP + NEAR]
-    return min(near) if near else None
-
-
-def _brief(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {"verdict": run["verdict"], "events": [(e["event"], e["step"], e["height"]) for e in run["events"]]}
+    if args.clean:
+        clean(args.seed)
+        return
+    print("| kind | expert | judge | found | false events |\n|---|---|---|---|---|")
+    sums = np.array([run_kind(name, args.seed, args.logs, args.show) for name in args.only])
+    right, hits, all_, wrong = sums.sum(axis=0)
+    logs, kinds = args.logs * len(sums), int((sums[:, 0] == args.logs).sum())
+    print(
+        f"\nverdict right in {right} of {logs} logs ({right / logs:.1%}), in all logs of {kinds} of {len(sums)} kinds"
+    )
+    print(f"events: recall {hits / max(1, all_):.3f} ({hits} of {all_}), precision {hits / max(1, hits + wrong):.3f}")
 
 
 if __name__ == "__main__":
