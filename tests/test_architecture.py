@@ -91,10 +91,10 @@ def test_a_stabilizer_needs_only_the_contract_and_torch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "judge").glob("*.py")), ids=name_of)
-def test_the_judge_needs_only_numpy(path: Path) -> None:
+def test_the_judge_needs_only_numpy_and_scipy(path: Path) -> None:
     assert own_parts(path) <= {"judge"}
     libraries = {name.split(".")[0] for name in imports(path)}
-    assert libraries - sys.stdlib_module_names <= {"stability_lab", "numpy"}
+    assert libraries - sys.stdlib_module_names <= {"stability_lab", "numpy", "scipy"}
 
 
 @pytest.mark.parametrize("part", ["model", "objective"])

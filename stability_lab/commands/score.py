@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from stability_lab.compare.run_record import read_run
 from stability_lab.config import ConfigError, Parser
-from stability_lab.judge.judgement import judge
+from stability_lab.judge.events import find_events
+from stability_lab.judge.judgement import judged
 from stability_lab.judge.log import stride_of
+from stability_lab.judge.shared import shared_spikes
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
 from stability_lab.text import MISSING, aligned, flatten, number, shown
@@ -27,7 +29,7 @@ if TYPE_CHECKING:  # pandas is loaded when a log is read
     from stability_lab.logs.training_log import LogSeries, NamedLog
 
 Block = dict[str, Any]
-_SHOWN_EVENTS = 20
+_SHOWN_EVENTS, _SHOWN_SHARED = 20, 10
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,46 +48,84 @@ def main(argv: Sequence[str]) -> int:
         "--warmup-steps",
         type=int,
         metavar="N",
-        help="steps of warm-up, after which a finite divergence counts (default: those of a run's folder, else 0)",
+        help="steps of warm-up, for the advice (default: those of a run's folder, else 0)",
+    )
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="a loss that never was below ln V is no_learning")
+    parser.add_argument(
+        "--initial-loss",
+        type=float,
+        metavar="NATS",
+        help="the loss before training, for a log that begins later (default: the run's own, else the first losses)",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     args = parser.parse_args(argv)
     if args.warmup_steps is not None and args.warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={args.warmup_steps}: must be 0 or more")
+    if args.vocab_size is not None and args.vocab_size < 2:
+        raise ConfigError(f"--vocab-size={args.vocab_size}: must be 2 or more")
+    if args.initial_loss is not None and not (math.isfinite(args.initial_loss) and args.initial_loss > 0):
+        raise ConfigError(f"--initial-loss={args.initial_loss}: must be a positive number of nats")
     if args.metric is not None and (args.loss is not None or args.grad_norm is not None):
         raise ConfigError("--metric scores one column alone: leave out --loss and --grad-norm")
+    from stability_lab.logs.training_log import read_logs, read_metrics
+
     # All files are read before anything is shown: bad input gives no half of an answer.
-    blocks = [block for path in args.files for block in _score(path, args)]
+    if args.metric is not None:
+        columns = [found for path in args.files for found in read_metrics(path, args.metric, step=args.step)]
+        blocks = [_one_metric(*found, args.definition) for found in columns]
+    else:
+        names = {"loss": args.loss, "grad_norm": args.grad_norm, "step": args.step}
+        blocks = _judged([log for path in args.files for log in read_logs(path, **names)], args)
     if args.format == "json":
         print(json.dumps(blocks, indent=2))
     else:
         print("\n\n".join("\n".join(_lines(block)) for block in blocks))
+        for line in _shared_lines(blocks):
+            print(line)
     return 0
 
 
-def _score(path: Path, args: argparse.Namespace) -> list[Block]:
-    """One block for each run in `path`."""
-    from stability_lab.logs.training_log import read_logs, read_metrics
+def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
+    """One block for each log. Spikes that several of them share are batches, which none of them is blamed for."""
+    series = [log.log for log in logs]
+    shared, found = shared_spikes(series, [find_events(each) for each in series])
+    blocks = []
+    for log, events in zip(logs, found, strict=True):
+        evidence, notes = run_evidence(log.source)
+        for name in ("warmup_steps", "vocab_size"):
+            if getattr(args, name) is not None:
+                evidence = dataclasses.replace(evidence, **{name: getattr(args, name)})
+        if args.initial_loss is not None:
+            evidence = dataclasses.replace(evidence, initial_val_loss=args.initial_loss)
+        judgement = judged(log.log, evidence, events).as_dict()
+        own = [dataclasses.asdict(spike) for spike in shared if log.log.step[0] <= spike.step <= log.log.step[-1]]
+        blocks.append(
+            {
+                **_head(log.source, log.run, log.format, log.n_rows),
+                "columns": log.columns,
+                "steps": _span(log.log.step),
+                **judgement,
+                "scores": _only(judgement["scores"], args.definition),
+                **({"shared_spikes": own} if own else {}),
+                "notes": [*log.notes, *notes, *judgement["notes"]],
+            }
+        )
+    return blocks
 
-    if args.metric is not None:
-        return [_one_metric(*found, args.definition) for found in read_metrics(path, args.metric, step=args.step)]
-    logs = read_logs(path, loss=args.loss, grad_norm=args.grad_norm, step=args.step)
-    return [_judged(log, args.warmup_steps, args.definition) for log in logs]
 
-
-def _judged(log: NamedLog, warmup_steps: int | None, definition: str | None) -> Block:
-    evidence, notes = run_evidence(log.source)
-    if warmup_steps is not None:
-        evidence = dataclasses.replace(evidence, warmup_steps=warmup_steps)
-    judgement = judge(log.log, evidence).as_dict()
-    return {
-        **_head(log.source, log.run, log.format, log.n_rows),
-        "columns": log.columns,
-        "steps": _span(log.log.step),
-        **judgement,
-        "scores": _only(judgement["scores"], definition),
-        "notes": [*log.notes, *notes, *judgement["notes"]],
-    }
+def _shared_lines(blocks: Sequence[Block]) -> Iterator[str]:
+    """What the logs have in common, once for all of them."""
+    shared = {spike["step"]: spike for block in blocks for spike in block.get("shared_spikes", ())}
+    if not shared:
+        return
+    most = max(spike["runs"] for spike in shared.values())
+    steps = ", ".join(f"{step:,}" for step in sorted(shared)[:_SHOWN_SHARED])
+    more = f" and {len(shared) - _SHOWN_SHARED:,} more" if len(shared) > _SHOWN_SHARED else ""
+    of = max(spike["of"] for spike in shared.values())
+    yield ""
+    many = f"{len(shared):,} spike{'s' if len(shared) > 1 else ''}"
+    yield f"{many} at the same step in up to {most} of {of} logs: {steps}{more}"
+    yield "  If these runs read the same data, these are batches: look at it. No run is blamed for them."
 
 
 def _one_metric(series: LogSeries, source: Source, notes: list[str], definition: str | None) -> Block:
@@ -126,6 +166,7 @@ def run_evidence(path: Path) -> tuple[Evidence, list[str]]:
         vocab_size=_whole(facts.get("data.vocab_size")),
         warmup_steps=_whole(config.get("schedule.warmup_steps")) or 0,
         nonfinite_parameter=run.summary.get("nonfinite_parameter") is True,
+        own="trainer" in run.config,
     ), []
 
 

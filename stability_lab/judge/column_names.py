@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("consumed_tokens", "num_input_tokens_seen", "train/num_input_tokens_seen"),
     ),
     "skipped": ("optim/skipped", "skipped"),
+    "log_z": ("train/log_z_mean", "log_z_mean", "log_z"),
     "max_attn_logit": ("attn/max_logit", "max_attn_logit", "max_attention_logit"),
 }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.events import NAMES, Event, find_events
+from stability_lab.judge.events import NAMES, Event, find_events, unexplained
 from stability_lab.judge.log import Log
 from stability_lab.judge.spikes import SpikeScore, spike_scores
 from stability_lab.judge.verdict import NO_EVIDENCE, Evidence, Verdict, decide, initial_loss_warning
@@ -43,12 +43,17 @@ class Judgement:
 
 def judge(log: Log, evidence: Evidence = NO_EVIDENCE) -> Judgement:
     """Judge a run by its log. Raises `ValueError` for a log without a row."""
-    kept, events = log.kept(), find_events(log)
+    return judged(log, evidence, find_events(log))
+
+
+def judged(log: Log, evidence: Evidence, events: Sequence[Event]) -> Judgement:
+    """`judge`, given the events of the log."""
+    kept = log.kept()
     parts = {signal: kept.having(signal) for signal in kept.signals}
     return Judgement(
         verdict=decide(log, evidence, events),
         scores={signal: spike_scores(part.signals[signal]) for signal, part in parts.items()},
-        events=events,
+        events=unexplained(events, log.stride),
         notes=list(_notes(log, kept, evidence)),
         steps={signal: part.step for signal, part in parts.items()},
     )

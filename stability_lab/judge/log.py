@@ -15,9 +15,9 @@ class Log:
 
     `step` rises strictly; `loss` is cross-entropy in nats and `grad_norm` the global L2 norm before clipping, both
     as logged: NaN and infinities are values and stay. A step that has no value of one of the two, which is not the
-    same as NaN, is marked in `no_loss` or `no_grad_norm`. `lr` and `tokens` are NaN where unknown, `max_attn_logit`
-    where no probe ran. `skipped` marks steps whose update did not happen: fp16 loss-scale skips and
-    `on_nonfinite=skip`. Anything that numpy can read as an array is accepted; raises `ValueError` otherwise.
+    same as NaN, is marked in `no_loss` or `no_grad_norm`. `lr`, `tokens` and `log_z`, a mean over tokens, are NaN where
+    unknown, `max_attn_logit` where no probe ran. `skipped` marks steps whose update did not happen: fp16 loss-scale
+    skips and `on_nonfinite=skip`. Anything that numpy can read as an array is accepted; raises `ValueError` otherwise.
     """
 
     step: NDArray[np.int64]
@@ -27,6 +27,7 @@ class Log:
     tokens: NDArray[np.float64] | None = None
     skipped: NDArray[np.bool_] | None = None
     max_attn_logit: NDArray[np.float64] | None = None
+    log_z: NDArray[np.float64] | None = None
     no_loss: NDArray[np.bool_] | None = None
     no_grad_norm: NDArray[np.bool_] | None = None
 

@@ -23,8 +23,9 @@ JUDGED = {
     "tokens": "tokens",
     "optim/skipped": "skipped",
     "attn/max_logit": "max_attn_logit",
+    "train/log_z_mean": "log_z",
 }
-_MAY_BE_UNKNOWN = ("lr", "tokens", "max_attn_logit")
+_MAY_BE_UNKNOWN = ("lr", "tokens", "max_attn_logit", "log_z")
 
 
 def perplexity(loss: float) -> float:

@@ -208,15 +208,20 @@ def flag_spikes(x: ArrayLike, definition: Definition = DEFINITIONS["olmo_core"],
     return flags[start:]
 
 
-def trailing_median(x: ArrayLike, at: ArrayLike, window: int = ROBUST_WINDOW) -> NDArray[np.float64]:
-    """Median of up to `window` finite values of `x` before each position in `at`; NaN where there is none."""
+def trailing_level(x: ArrayLike, at: ArrayLike, window: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Median and robust deviation of up to `window` finite values of `x` before each position in `at`.
+
+    The deviation is that of the kind `median`; both are NaN where there is no value.
+    """
     series = _series(x)
     finite = np.isfinite(series)
     positions = np.asarray(at, dtype=np.intp)
-    medians = np.full(positions.size, np.nan)
+    medians, deviations = np.full(positions.size, np.nan), np.full(positions.size, np.nan)
     for rows, windows in _windows(series[finite], _n_finite_before(finite)[positions], window):
-        medians[rows] = _sorted_median(np.sort(windows, axis=1))
-    return medians
+        ordered = np.sort(windows, axis=1)
+        medians[rows] = _sorted_median(ordered)
+        deviations[rows] = _robust_deviation(ordered, medians[rows])
+    return medians, deviations
 
 
 def rolling_median(x: NDArray[np.float64], width: int, every: int = 1) -> NDArray[np.float64]:
@@ -254,10 +259,7 @@ def _outside(values: NDArray[np.float64], windows: NDArray[np.float64], rule: De
             nearer = np.minimum(centre - ordered[:, quarter], ordered[:, -1 - quarter] - centre)
             scale = 1.4826 * (1 - 1e-9) * nearer
             rows = distance >= rule.threshold * scale
-            distances = np.abs(ordered[rows] - centre[rows, None])
-            deviation = 1.4826 * _sorted_median(np.sort(distances, axis=1))
-            # More than half of the values are equal, as in rounded logs: the mean absolute deviation instead.
-            scale[rows] = np.where(deviation > 0, deviation, 1.2533 * distances.mean(axis=1))
+            scale[rows] = _robust_deviation(ordered[rows], centre[rows])
         else:
             centre = windows.mean(axis=1)
             distance = np.abs(values - centre) if rule.two_sided else values - centre
@@ -267,6 +269,14 @@ def _outside(values: NDArray[np.float64], windows: NDArray[np.float64], rule: De
         if rule.flat_jumps:
             return far & (distance > ROUNDING * np.maximum(1.0, np.abs(centre)))
         return far & (scale >= FLAT)
+
+
+def _robust_deviation(ordered: NDArray[np.float64], centre: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1.4826 median absolute deviations of sorted rows from their medians, shape (rows, window) and (rows,)."""
+    distances = np.abs(ordered - centre[:, None])
+    deviation = 1.4826 * _sorted_median(np.sort(distances, axis=1))
+    # More than half of the values are equal, as in rounded logs: the mean absolute deviation instead.
+    return np.where(deviation > 0, deviation, 1.2533 * distances.mean(axis=1))
 
 
 def _may_be_outside(

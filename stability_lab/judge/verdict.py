@@ -10,33 +10,45 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stability_lab.judge.events import DRIFTS, LOGIT_ALERT, NAMES, SPIKES, Event, can_spike, find_events
+from stability_lab.judge.advice import advice
+from stability_lab.judge.departures import RISE_ROWS
+from stability_lab.judge.divergence import (
+    ABOVE_NATS,
+    END_ROWS,
+    LOST_NATS,
+    MARGIN_NATS,
+    RISE_NATS,
+    RISES,
+    SURE,
+    Losses,
+    ended_above,
+    left,
+    losses_of,
+    lost_all,
+    rose,
+)
+from stability_lab.judge.events import DRIFTS, NAMES, Event, find_events, unexplained
 from stability_lab.judge.log import Log
+from stability_lab.judge.rates import ALL_LIMIT, BRIEF, LASTING_LIMIT, SLOW, TALL_NATS, Spikes, is_tall, spikes_of
 
-VerdictName = Literal["diverged", "no_learning", "spiky", "stable"]
+VerdictName = Literal["diverged", "no_learning", "spiky", "stable", "undecided"]
 
-# How far, in nats, the loss must have risen above its lowest level for a finite run to count as diverged, and the
-# other distances for which the verdict is told too.
-RISE_NATS = 1.0
-RISES = (0.5, 1.0, 2.0)
-# A loss less than this below its reference has not left it.
-MARGIN_NATS = 0.05
-# A shorter run says nothing about finite divergence.
+# Fewer values decide nothing but that a run is lost.
+MIN_VALUES = 2 * END_ROWS
+# A running run is not stopped before.
 MIN_STEPS = 100
-# The level of the loss is a mean over this many rows, or over this part of them where that is more.
-LEVEL_ROWS, LEVEL_PART = 20, 0.02
-# A loss that ends this far above its lowest level is told to have risen.
+# A loss that ends this far above its lowest level is said to have risen.
 ROSE_NATS = 0.25
 # How far above ln(vocabulary) the loss at initialisation may be, and how far below.
 INITIAL_ABOVE, INITIAL_BELOW = 1.0, 0.5
 
-# Sums of up to 1e5 losses are exact to about this, and a larger loss than the cap means the same as the cap.
-_ROUNDING, _CAP = 1e-6, 1e4
-
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the judge cannot see in the log; losses and the entropy in nats per token, None where unknown."""
+    """What the judge cannot see in the log; losses and the entropy in nats per token, None where unknown.
+
+    `own`: the run is one of this program, so that advice names its keys, and its data do not change on the way.
+    """
 
     initial_val_loss: float | None = None
     final_val_loss: float | None = None
@@ -44,6 +56,26 @@ class Evidence:
     vocab_size: int | None = None
     warmup_steps: int = 0
     nonfinite_parameter: bool = False
+    own: bool = False
+
+    def chance(self) -> tuple[float, str] | None:
+        """The loss of a model that has learned nothing but how frequent tokens are, and what it is; None if unknown."""
+        if self.unigram_entropy is not None:
+            return self.unigram_entropy, "the entropy of single tokens"
+        initial = self.initial_val_loss
+        if self.vocab_size is not None and (initial is None or initial > math.log(self.vocab_size)):
+            return math.log(self.vocab_size), f"ln({self.vocab_size})"
+        return None if initial is None or not math.isfinite(initial) else (initial, "the initial loss")
+
+    def begin(self, losses: Losses) -> tuple[float, str] | None:
+        """The loss with which the run began, and what it is; None if unknown."""
+        if self.initial_val_loss is not None and math.isfinite(self.initial_val_loss):
+            return self.initial_val_loss, "the initial loss"
+        if losses.begins and losses.n:
+            return losses.begin, "the first losses"
+        if self.vocab_size is not None:
+            return math.log(self.vocab_size), f"ln({self.vocab_size})"
+        return None
 
 
 NO_EVIDENCE = Evidence()
@@ -70,12 +102,14 @@ class Verdict:
 def verdict(log: Log, evidence: Evidence = NO_EVIDENCE) -> Verdict:
     """Judge a run. Skipped steps are left out. The first of these that holds is the verdict:
 
-    - `diverged`: a loss, a gradient norm or a parameter is not finite; or `diverged_at` finds a step; or, under the
-      same conditions, the final validation loss is back within 0.05 nats of the initial one after the training loss
-      had been lower.
-    - `no_learning`: neither the mean training loss nor the final validation loss ever was more than 0.05 nats
-      below the unigram entropy (without one, below the initial validation loss).
-    - `spiky`: `find_events` finds a spike of loss or gradient norm. `stable`: none of these.
+    - `diverged`: a loss, a gradient norm or a parameter is not finite at the end; or the loss ends over 0.5 nats above
+      where it began, or back there after a fall, or over 1 nat above its lowest level.
+    - `undecided`: fewer than 40 values, or gradient norms of exactly 0.
+    - `no_learning`: neither the mean training loss nor the final validation loss ever was more than 0.05 nats below the
+      unigram entropy (without one, below the loss at the begin).
+    - `spiky`: more spikes than healthy runs have, or one from which the run recovered slowly (`rates`).
+    - `undecided`: the log ends within a spike, or after a rise that is not over.
+    - `stable`: none of these.
 
     Raises `ValueError` for a log without a row.
     """
@@ -91,12 +125,18 @@ def decide(log: Log, evidence: Evidence, events: Sequence[Event]) -> Verdict:
 
 
 def diverged_at(log: Log, warmup_steps: int = 0) -> int | None:
-    """First step of a finite divergence, or None: a running run may ask at every flush.
+    """First step of a finite divergence of a running run, or None: it may ask at every flush.
 
-    From 100 steps and past the warm-up on, the mean loss of the last max(20, 2%) rows is more than 1 nat above its
-    lowest value; the first bad step is the one at which the loss began to stay above the half of that.
+    The rule is that of the verdict on a loss that rose, from 100 steps and past the warm-up on: before, a loss may rise
+    and fall again.
     """
-    return _first_bad(*_judged_losses(log.kept(), warmup_steps), RISE_NATS)
+    log = log.kept()
+    if not len(log) or log.step[-1] < MIN_STEPS or log.step[-1] <= warmup_steps:
+        return None
+    # Events cost a pass over the log, and most runs need none to be told from a change of their data.
+    if rose(losses_of(log)) is None:
+        return None
+    return rose(losses_of(log, find_events(log)))
 
 
 def initial_loss_warning(
@@ -127,22 +167,28 @@ def initial_loss_warning(
 
 
 def _decide(log: Log, evidence: Evidence, events: Sequence[Event], delta: float) -> Verdict:
-    kept, advice = log.kept(), _advice(log)
+    kept = log.kept()
     if not len(kept):
-        return Verdict("no_learning", f"All {len(log)} steps were skipped; {advice}.")
-    bad = _nonfinite(kept, evidence) or _finite_divergence(kept, evidence, delta)
+        return Verdict("undecided", f"All {len(log)} steps were skipped: there is nothing to judge.")
+    events = unexplained(events, log.stride)
+    losses = losses_of(kept, () if evidence.own else events)
+    bad = _nonfinite(kept, evidence) or _finite_divergence(losses, evidence, delta)
     if bad:
         step, why = bad
-        row = int(np.searchsorted(log.step, step))
-        return Verdict("diverged", f"{why}; {advice}.", step, _number(log.lr, row), _whole(log.tokens, row))
-    return _stuck(kept, evidence) or _calm(kept, evidence, events, advice)
+        row = min(int(np.searchsorted(log.step, step)), len(log) - 1)
+        what = advice(kept, events, step, evidence.warmup_steps, evidence.own)
+        return Verdict("diverged", f"{why}; {what}.", step, _number(log.lr, row), _whole(log.tokens, row))
+    return _too_little(kept) or _stuck(losses, evidence) or _calm(kept, losses, evidence, events)
 
 
 def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
+    """A run is lost whose last values are not finite. One that is finite again was saved, or skipped steps unsaid."""
     bad = {name: log.nonfinite(name) for name in ("loss", "grad_norm") if name in log.signals}
-    rows = np.flatnonzero(np.any(list(bad.values()), axis=0))
-    if rows.size:
-        row = int(rows[0])
+    lost = np.any(list(bad.values()), axis=0)
+    if lost[-1] or lost[-END_ROWS:].mean() > 0.5:
+        # Finite values between bad ones are no recovery: from the last END_ROWS good ones in a row on.
+        good = np.flatnonzero(np.convolve(~lost, np.ones(END_ROWS), "valid") == END_ROWS) + END_ROWS
+        row = int(np.flatnonzero(lost[good[-1] :])[0] + good[-1]) if good.size else int(np.flatnonzero(lost)[0])
         name = next(name for name, which in bad.items() if which[row])
         return int(log.step[row]), f"The {NAMES[name]} is {log.signals[name][row]} at step {log.step[row]}"
     last = int(log.step[-1])
@@ -153,139 +199,139 @@ def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
     return None
 
 
-def _finite_divergence(log: Log, evidence: Evidence, delta: float) -> tuple[int, str] | None:
-    steps, losses = _judged_losses(log, evidence.warmup_steps)
-    if not losses.size:
+def _finite_divergence(losses: Losses, evidence: Evidence, delta: float) -> tuple[int, str] | None:
+    if losses.n < END_ROWS // 2:
         return None
-    level = _level(losses)
-    width, lowest = losses.size - level.size + 1, int(level.argmin())
-    first_bad = _first_bad(steps, losses, delta)
-    if first_bad is not None:
-        return first_bad, (
-            f"The mean loss of {width} values rose from {level[lowest]:.3f} at step {steps[lowest + width - 1]} to "
-            f"{level[-1]:.3f} nats, over {delta:g} above, and left its level at step {first_bad}"
+    end, peak = losses.end, int(losses.value.argmax())
+    peaked = f"with a peak of {losses.value[peak]:.3f} at step {losses.step[peak]}"
+    begin, final, bad = evidence.begin(losses), evidence.final_val_loss, rose(losses, delta)
+    if begin is not None:
+        level, name = begin
+        above = evidence.initial_val_loss is not None and final is not None and final > level + ABOVE_NATS
+        if above or ended_above(losses, level):
+            what, value = ("validation loss", final) if above else ("loss", end)
+            step = left(losses, level + MARGIN_NATS, level + ABOVE_NATS) if bad is None else bad
+            return step, f"The {what} ended at {value:.3f} nats, above {name} of {level:.3f}, {peaked}"
+    if bad is not None:
+        means = losses.level()
+        lowest = int(means.argmin())
+        return bad, (
+            f"The loss rose from a mean of {means[lowest]:.3f} at step {losses.step[lowest + losses.width - 1]} to a "
+            f"median of {end:.3f} nats in the last {END_ROWS} values, over {delta:g} above, {peaked}, and left its "
+            f"level at step {bad}"
         )
-    initial, final = evidence.initial_val_loss, evidence.final_val_loss
-    if initial is None or final is None:
+    if begin is None:
         return None
-    limit = initial - MARGIN_NATS
-    # A run that never was lower is no divergence but no_learning.
-    if final < limit or level[lowest] >= limit:
+    level, name = begin
+    lowest = float(losses.level().min())
+    # What a validation says of the end is surer than twenty noisy losses.
+    back = lowest < level - LOST_NATS and final is not None and final > level - MARGIN_NATS
+    if lost_all(losses, level) or (back and evidence.initial_val_loss is not None):
+        what, value = ("validation loss", final) if back else ("loss", end)
+        return left(losses, (lowest + level) / 2, level - MARGIN_NATS), (
+            f"The {what} of {value:.3f} nats at the end is back at {name} of {level:.3f}, though the loss had been "
+            f"{lowest:.3f}"
+        )
+    return None
+
+
+def _too_little(log: Log) -> Verdict | None:
+    values = max(np.count_nonzero(np.isfinite(x)) for x in log.signals.values())
+    if values < MIN_VALUES:
+        first = "The loss" if log.loss is not None else "The gradient norm"
+        many = "one value is" if values == 1 else f"{values} values are"
+        return Verdict("undecided", f"{first} stayed finite, but {many} too few: a verdict needs {MIN_VALUES}.")
+    norm = log.grad_norm
+    if norm is not None and np.count_nonzero(norm == 0) > len(log) / 2:
+        return Verdict(
+            "undecided",
+            f"The gradient norm is exactly 0 in {np.count_nonzero(norm == 0)} of {len(log)} values: nothing was "
+            "trained, or the norm was logged after it was cleared.",
+        )
+    return None
+
+
+def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
+    if not losses.n:
         return None
-    after = int(np.flatnonzero(level < limit)[-1]) + 1
-    back = losses.size - 1 if after == level.size else _left(losses, level, limit, after)
-    return int(steps[back]), (
-        f"The validation loss of {final:.3f} nats after step {steps[-1]} is back at its initial {initial:.3f}, though "
-        f"the training loss had been {level[lowest]:.3f}"
-    )
-
-
-def _judged_losses(log: Log, warmup_steps: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The finite losses and their steps; empty where the run is too short to diverge while finite."""
-    steps, losses = _finite_losses(log)
-    # Two separate means at least, also where only every k-th step was logged.
-    if losses.size < 2 * LEVEL_ROWS or steps[-1] < MIN_STEPS or steps[-1] <= warmup_steps:
-        return steps[:0], losses[:0]
-    return steps, losses
-
-
-def _finite_losses(log: Log) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    if log.loss is None:
-        return log.step[:0], np.empty(0)
-    finite = np.isfinite(log.loss)
-    return log.step[finite], log.loss[finite]
-
-
-def _level(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rolling means; the first one ends at the row that is the last of its window."""
-    return _rolling_mean(losses, _width(losses.size))
-
-
-def _width(n: int) -> int:
-    return min(n, max(LEVEL_ROWS, math.ceil(LEVEL_PART * n)))
-
-
-def _rolling_mean(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    sums = np.r_[0.0, np.cumsum(np.clip(x, -_CAP, _CAP))]
-    return (sums[width:] - sums[:-width]) / width
-
-
-def _first_bad(steps: NDArray[np.int64], losses: NDArray[np.float64], delta: float) -> int | None:
-    if not losses.size:
+    level, unsure = losses.tenths()
+    chance = evidence.chance()
+    if chance is None and losses.begins:
+        # A tenth of a long log is a rough reference, and so are five noisy values.
+        chance = max(float(level[0]), losses.begin - SURE * losses.noise), "the first losses"
+    if chance is None:
         return None
-    level = _level(losses)
-    lowest = float(level.min())
-    fine = level <= lowest + delta + _ROUNDING
-    if fine[-1]:
+    reference, name = chance
+    margin = max(MARGIN_NATS, unsure)
+    seen = min([float(level.min())] + ([] if evidence.final_val_loss is None else [evidence.final_val_loss]))
+    if seen < reference - margin:
         return None
-    # The last time it was fine, so that an earlier rise from which the run recovered is not blamed.
-    return int(steps[_left(losses, level, lowest + delta / 2, int(np.flatnonzero(fine)[-1]) + 1)])
-
-
-def _left(losses: NDArray[np.float64], level: NDArray[np.float64], limit: float, after: int) -> int:
-    """Row at which the losses left `limit` upwards, given the first of the means, `after`, that is too high.
-
-    A mean lags behind what it is a mean of. So the step is looked for from the window of the last mean within the limit
-    on: where the summed distances from the limit are smallest (Page, Biometrika 41, 1954), which one outlier, cut at
-    what lies below the limit, cannot move far.
-    """
-    width = losses.size - level.size + 1
-    begin, reach = int(np.flatnonzero(level[:after] <= limit)[-1]), max(limit - float(level.min()), MARGIN_NATS)
-    # As far again beyond the first mean that is too high, which an outlier shortly before the rise may have made so.
-    sums = np.cumsum(np.clip(losses[begin : after + 2 * width] - limit, -reach, reach))
-    lowest = int(sums.argmin())
-    return begin if sums[lowest] > 0 else min(begin + lowest + 1, losses.size - 1)
-
-
-def _stuck(log: Log, evidence: Evidence) -> Verdict | None:
-    reference = evidence.unigram_entropy if evidence.unigram_entropy is not None else evidence.initial_val_loss
-    losses = _finite_losses(log)[1]
-    seen = [float(_level(losses).min())] if losses.size else []
-    seen += [] if evidence.final_val_loss is None else [evidence.final_val_loss]
-    if reference is None or not seen or min(seen) < reference - MARGIN_NATS:
-        return None
-    name = "initial validation loss" if evidence.unigram_entropy is None else "entropy of single tokens"
-    steps = int(log.step[-1])
-    long_enough = steps >= MIN_STEPS and steps > evidence.warmup_steps
-    advice = (
-        "try another optimizer.lr or a larger trainer.max_steps"
-        if long_enough
-        else f"{steps} steps are few: raise trainer.max_steps"
-    )
+    rate = "optimizer.lr" if evidence.own else "learning rate"
+    rose = losses.end > reference + MARGIN_NATS
+    steps = "trainer.max_steps" if evidence.own else "steps"
+    what = f"try a lower {rate}" if rose else f"try another {rate}, or more {steps}"
     return Verdict(
         "no_learning",
-        f"The loss got to {min(seen):.3f} nats and never more than {MARGIN_NATS} below the {name} of {reference:.3f}; "
-        f"{advice}.",
+        f"The loss got to {seen:.3f} nats and never more than {margin:.2g} below {name} of {reference:.3f}; {what}.",
     )
 
 
-def _calm(log: Log, evidence: Evidence, events: Sequence[Event], advice: str) -> Verdict:
-    what = _course(log, evidence)
+def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event]) -> Verdict:
+    course, spikes = _course(losses), spikes_of(log, events)
     drifts = [event for event in events if event.kind in DRIFTS]
-    drift = f"a {drifts[0].kind.replace('_', ' ')} at step {drifts[0].step}: {drifts[0].detail}" if drifts else ""
-    spikes = [event for event in events if event.kind in SPIKES]
-    if spikes:
-        many = len(spikes)
-        first = f"the first at step {spikes[0].step}: {spikes[0].detail}"
-        drift = drift and f"; and {drift}"
-        return Verdict(
-            "spiky",
-            f"{what}, but with {many} spike{'s' if many > 1 else ''} in {len(log)} values, {first}{drift}; {advice}.",
+    drift = f", and with a {_drift(drifts[0])}" if drifts else ""
+    if spikes.sick:
+        what = advice(log, events, None, evidence.warmup_steps, evidence.own)
+        return Verdict("spiky", f"{course}, but with {_spiky(spikes)}{drift}; {what}.")
+    if spikes.open is not None:
+        where = f"at step {spikes.open.step}: {spikes.open.detail}"
+        return Verdict("undecided", f"{course}, but is not back from a spike {where}.")
+    open_drifts = [event for event in drifts if event.recovery is None and event.cause is None and is_tall(event)]
+    if open_drifts:
+        return Verdict("undecided", f"{course}, but the log ends after a {_drift(open_drifts[0])}.")
+    if 0 < losses.n < 3 * RISE_ROWS and losses.end > float(losses.level().min()) + TALL_NATS + SURE * losses.noise:
+        return Verdict("undecided", f"{course}, and the log is too short to say whether it will fall again.")
+    return Verdict("stable", f"{course}, {_few(spikes)}{drift}.")
+
+
+def _drift(event: Event) -> str:
+    return f"{event.kind.replace('_', ' ')} at step {event.step}: {event.detail}"
+
+
+def _spiky(spikes: Spikes) -> str:
+    """What makes a run spiky."""
+    if spikes.slow:
+        lasting = f"{_many(spikes.slow, 'spike')} that took over {SLOW} values to recover "
+    elif spikes.lasting.exceeds(LASTING_LIMIT):
+        lasting = (
+            f"{_many(spikes.lasting.count, 'spike')} that took over {BRIEF} values to recover, {spikes.lasting}, where "
+            f"healthy runs have up to {LASTING_LIMIT:g}"
         )
-    drift = drift and f", but with {drift}"
-    if not can_spike(log):
-        return Verdict("stable", f"{what}{drift}; the run is too short to be tested for spikes.")
-    return Verdict("stable", f"{what}, without a spike{drift}.")
+    else:
+        lasting = f"{_many(spikes.all.count, 'spike')}, {spikes.all}, where healthy runs have up to {ALL_LIMIT:g}"
+    return lasting + _first(spikes)
 
 
-def _course(log: Log, evidence: Evidence) -> str:
-    """What the loss did from the beginning to the end of the log, whose values are all finite."""
-    losses = _finite_losses(log)[1]
-    if not losses.size:
+def _few(spikes: Spikes) -> str:
+    if not spikes.all.count:
+        return "without a spike that it does not share with other runs" if spikes.batches else "without a spike"
+    brief = "" if spikes.lasting.count else f", back within {BRIEF} values,"
+    return f"with {_many(spikes.all.count, 'spike')}{brief} as healthy runs have them, {spikes.all}{_first(spikes)}"
+
+
+def _first(spikes: Spikes) -> str:
+    return f"; the first at step {spikes.first.step}: {spikes.first.detail}" if spikes.first else ""
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' if n > 1 else ''}"
+
+
+def _course(losses: Losses) -> str:
+    """What the loss did from the beginning to the end of the log."""
+    if not losses.n:
         return "The gradient norm stayed finite"
-    if losses.size == 1:
-        return f"The loss is {losses[0]:.3f} nats in the only value"
-    level = _rolling_mean(losses, min(_width(losses.size), losses.size // 2))
+    level = losses.level()
     first, last, lowest = float(level[0]), float(level[-1]), float(level.min())
     if last > lowest + ROSE_NATS and first > lowest + MARGIN_NATS:
         course = f"fell from {first:.3f} to {lowest:.3f} nats, rose to {last:.3f}"
@@ -293,20 +339,7 @@ def _course(log: Log, evidence: Evidence) -> str:
         course = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} nats"
     else:
         course = f"began and ended at {last:.3f} nats"
-    if last > lowest + RISE_NATS and not _judged_losses(log, evidence.warmup_steps)[0].size:
-        course += f" (a finite rise is divergence from {2 * LEVEL_ROWS} values and {MIN_STEPS} steps on, after warm-up)"
     return f"The loss {course} and stayed finite"
-
-
-def _advice(log: Log) -> str:
-    logit = log.max_attn_logit
-    largest = -math.inf if logit is None or np.isnan(logit).all() else float(np.nanmax(logit))
-    if largest > LOGIT_ALERT:
-        return (
-            f"the largest attention logit reached {largest:.4g}: try a stabilizer of attention logits such as "
-            "+stabilizer=qknorm, or a lower optimizer.lr"
-        )
-    return "try a lower optimizer.lr, a longer schedule.warmup_steps or a stabilizer such as +stabilizer=qknorm"
 
 
 def _number(values: NDArray[np.float64] | None, row: int) -> float | None:

@@ -46,9 +46,9 @@ class Monitor:
     `model` is what the gradient norm is measured on; without one give `grad_norm` to `step`. `config`, a mapping or an
     object such as an `argparse.Namespace`, is kept in `config.yaml`: `compare` reads `seed` and `optimizer.lr` from it,
     and the latter is taken from `lr`, `learning_rate` or the largest learning rate of the log where it is missing.
-    `stabilizers` names what the model uses. The finite rule of divergence holds after `warmup_steps`. `vocab_size` and
-    `unigram_entropy` (of the training data, nats) are what the initial validation loss is compared with. Raises
-    `ValueError` for values out of reach, before there is a folder.
+    `stabilizers` names what the model uses. `should_stop` asks for a finite divergence after `warmup_steps`.
+    `vocab_size` and `unigram_entropy` (of the training data, nats) are what the initial validation loss is compared
+    with. Raises `ValueError` for values out of reach, before there is a folder.
     """
 
     def __init__(

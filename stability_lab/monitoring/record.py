@@ -39,7 +39,7 @@ class Record:
         self.step = 0
         self.tokens = 0
         self.waits_for_step = False  # the newest row is a validation whose step may still come
-        self.nonfinite = self.diverged = self.ended = False
+        self.nonfinite = self.rose = self.diverged = self.ended = False
         self.judgement: Judgement | None = None
 
     def add(self, step: int | None, values: Row) -> None:
@@ -90,8 +90,10 @@ class Record:
         for row in steps:
             self._complete(row)
         self.watch.add(steps)
-        self.nonfinite = self.nonfinite or any(map(_is_bad, steps))
-        known, self.diverged = self.diverged, self.diverged or self.nonfinite or self.watch.sees_divergence()
+        # A foreign loop may skip such a step without a word: if the next one is finite again, nothing was lost.
+        self.nonfinite = _is_bad(steps[-1]) if steps else self.nonfinite
+        self.rose = self.rose or self.watch.sees_divergence()
+        known, self.diverged = self.diverged, self.nonfinite or self.rose
         if self.files and self.diverged and not known:
             _log.warning("%s: the run has diverged (seen at step %d)", self.files.path, self.step)
         events = self.watch.look()

@@ -87,6 +87,7 @@ class Loop:
                 unigram_entropy=run.objective.trivial_loss(run.data.unigram_entropy),
                 vocab_size=run.model.config.vocab_size,
                 warmup_steps=run.schedule.warmup_steps,
+                own=True,
             ),
             more=(_CLIP,),
         )

@@ -15,7 +15,7 @@ from stability_lab.judge.spikes import (
     rolling_median,
     spike_score,
     spike_scores,
-    trailing_median,
+    trailing_level,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -330,8 +330,10 @@ def test_robust_is_quiet_on_noise_falls_and_straight_rises():
 
 def test_medians():
     x = np.array([3.0, NAN, 1.0, 2.0, 5.0])
-    assert trailing_median(x, [0, 1, 2, 4], window=2).tolist()[1:] == [3.0, 3.0, 1.5]
-    assert np.isnan(trailing_median(x, [0])[0])
+    medians, deviations = trailing_level(x, [0, 1, 2, 4], window=2)
+    assert medians.tolist()[1:] == [3.0, 3.0, 1.5]
+    assert np.isnan([medians[0], deviations[0]]).all()
+    assert deviations[3] == pytest.approx(1.4826 * 0.5)
     y = np.random.default_rng(0).normal(size=60)
     assert rolling_median(y, 7, 3).tolist() == [np.median(y[i : i + 7]) for i in range(0, 54, 3)]
     assert rolling_median(y, 61).size == 0
