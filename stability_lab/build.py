@@ -13,7 +13,7 @@ from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.model.init import initialise
 from stability_lab.model.mask import DocumentMark
-from stability_lab.model.transformer import GPT, site_of
+from stability_lab.model.transformer import GPT, parameter_counts, site_of
 from stability_lab.objective.objective import VALIDATION, Objective
 from stability_lab.plugins.instantiate import instantiate, instantiate_as
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
@@ -114,6 +114,12 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
         except RuntimeError as error:
             shape = f"model.d_model={config.model.d_model}, model.d_ff={config.model.d_ff}"
             raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
+
+
+def training_bytes(config: TrainConfig, model: GPT) -> int:
+    """Of weights, gradients and optimizer state; activations are not counted."""
+    state = instantiate_as(OptimizerOptions, config.optimizer, "optimizer").state_bytes
+    return (_WEIGHT_BYTES + state) * parameter_counts(model)["total"]
 
 
 def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:

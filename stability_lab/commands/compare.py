@@ -11,7 +11,7 @@ from pathlib import Path
 from stability_lab.compare import text_report as report
 from stability_lab.compare.comparison import Comparison, compare
 from stability_lab.compare.figures import FORMATS, draw
-from stability_lab.compare.run_record import RunRecord, find_runs
+from stability_lab.compare.run_record import RunRecord, find_runs, of_seeds
 from stability_lab.compare.suggest import suggest
 from stability_lab.config import ConfigError, Parser
 from stability_lab.text import shown
@@ -25,11 +25,12 @@ def main(argv: Sequence[str]) -> int:
     _check_output(args)
     paths = [path for given in args.paths for path in _local(given)]
     runs, faults = find_runs(paths)
+    runs = of_seeds(runs, args.seeds) if args.seeds else runs
     by = [key for given in args.by for key in given.split(",")]
     comparison = compare(runs, args.metric, by, args.baseline, faults)
     made = _render(args.format, comparison, command)
     if args.suggest and args.format == "table":
-        made += "\n\n" + "\n".join(["Next", *suggest(comparison)])
+        made += "\n\n" + "\n".join(["Next", *suggest(comparison, args.paths)])
     figures = draw(comparison, args.figures, args.figure_format) if args.figures else []
     if args.out is None:
         print(made)
@@ -61,6 +62,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--metric", default="val/loss", metavar="NAME", help="a final value, or a number of summary.json by its path"
     )
+    parser.add_argument("--seeds", type=_seeds, metavar="SEEDS", help="runs of these seeds alone, such as 3-7 or 0,1,5")
     parser.add_argument("--format", choices=("table", "md", "latex", "csv", "json"), default="table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures into this folder")
@@ -74,6 +76,16 @@ def _parser() -> Parser:
     parser.add_argument("--suggest", action="store_true", help="print the commands for the next runs")
     parser.add_argument("--wandb", action="store_true", help="make a workspace and a report in Weights & Biases")
     return parser
+
+
+def _seeds(given: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in given.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise argparse.ArgumentTypeError(f"{given!r}: give seeds such as 3-7 or 0,1,5")
+        found |= set(range(int(first), int(last or first) + 1))
+    return frozenset(found)
 
 
 def _check_output(args: argparse.Namespace) -> None:

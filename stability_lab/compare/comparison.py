@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 from stability_lab.compare.comparability import Check, checks, pairs_hold, repeated
-from stability_lab.compare.contrasts import difference_by_seed
+from stability_lab.compare.contrasts import Contrast, differences
+from stability_lab.compare.costs import memory_bytes, speed_ratio, spread_of_speed, warming_up
 from stability_lab.compare.factorial import Factorial, factorials
-from stability_lab.compare.grouping import LR, Cell, Grouping, group, seed_of
+from stability_lab.compare.grouping import LR, Cell, Grouping, group, setting_text
 from stability_lab.compare.ladders import Ladder, ladders
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.statistics import Difference, Mean, family, t_interval
@@ -72,13 +73,10 @@ class Comparison:
     paired: bool
     ladders: tuple[Ladder, ...]
     factorials: tuple[Factorial, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def busy(self) -> float | None:
-        """Factor between tokens/s of runs that compute the same; None where it is small enough to trust them."""
-        ratio = max((_speed_ratio(cell) for cell in self.grouping.cells), default=1.0)
-        return ratio if ratio > BUSY_RATIO else None
+    notes: tuple[str, ...] = ()
+    tests: int = 0  # of differences, sensitivities, gains and effects together
+    findings: int = 0  # of which so many are significant
+    busy: float | None = None  # factor between tokens/s of runs that compute the same, where it is too large
 
 
 def compare(
@@ -92,36 +90,89 @@ def compare(
     that no run has."""
     _check_metric(runs, metric)
     grouping = group(runs, by, baseline)
-    found = checks(grouping)
+    return compared(grouping, checks(grouping), metric, faults)
+
+
+def compared(grouping: Grouping, found: Sequence[Check], metric: str, faults: Sequence[str] = ()) -> Comparison:
+    """`compare` of runs that are grouped and checked."""
     paired = pairs_hold(found)
-    definition = _definition(runs)
+    definition = _definition([run for cell in grouping.cells for run in cell.runs])
     best = _best_losses(grouping, metric)
-    rows = []
+    tests = _tests(grouping, metric, paired)
+    first = warming_up(grouping.cells)
+    busy = max((spread_of_speed(cell, first) for cell in grouping.cells), default=1.0)
+    rows: list[Row] = []
     for _, cells in grouping.settings():
         base = cells.get(grouping.baseline)
-        for cell in cells.values():
-            rows.append(_row(cell, base, metric, paired, definition, best[_family(cell)]))
-    rows = [
-        replace(row, difference=difference)
-        for row, difference in zip(rows, family([row.difference for row in rows]), strict=True)
-    ]
-    comparison = Comparison(
-        metric=metric,
-        grouping=grouping,
-        rows=tuple(rows),
-        checks=tuple(found),
-        paired=paired,
-        ladders=tuple(ladders(grouping, metric, paired)),
-        factorials=tuple(factorials(grouping, metric)),
-        notes=(*grouping.notes, *_notes(grouping, rows, metric, paired), *(f"left out: {fault}" for fault in faults)),
+        rows += [_row(c, base, metric, tests.get(id(c)), definition, best[_family(c)], first) for c in cells.values()]
+    comparison = _in_one_family(
+        Comparison(
+            metric=metric,
+            grouping=grouping,
+            rows=tuple(rows),
+            checks=tuple(found),
+            paired=paired,
+            ladders=tuple(ladders(grouping, metric, paired)),
+            factorials=tuple(factorials(grouping, metric, paired)),
+            busy=busy if busy > BUSY_RATIO else None,
+        )
     )
-    if (ratio := comparison.busy) is None:
-        return comparison
-    note = (
-        f"tokens/s of runs that compute the same differ by up to a factor of {ratio:.1f}, as on a busy machine: what "
-        "an arm costs in time is not measured well here"
+    notes = [*grouping.notes, *_notes(comparison), *(f"left out: {fault}" for fault in faults)]
+    return replace(comparison, notes=tuple(notes))
+
+
+def _tests(grouping: Grouping, metric: str, paired: bool) -> dict[int, Difference | None]:
+    """By the id of its cell: each arm minus the baseline, in each setting that both have."""
+    values = {id(cell): cell.values(metric) for cell in grouping.cells}
+    tests: dict[int, Difference | None] = {}
+    for arm in grouping.arms:
+        settings = [cells for _, cells in grouping.settings() if arm in cells and grouping.baseline in cells]
+        if arm == grouping.baseline:
+            continue
+        contrasts = []
+        for cells in settings:
+            beside = (values[id(cell)] for name, cell in cells.items() if name not in (arm, grouping.baseline))
+            contrasts.append(Contrast((values[id(cells[arm])], values[id(cells[grouping.baseline])]), tuple(beside)))
+        found = differences(contrasts, paired)
+        tests |= {id(cells[arm]): test for cells, test in zip(settings, found, strict=True)}
+    return tests
+
+
+def _in_one_family(comparison: Comparison) -> Comparison:
+    """Holm's rule over every test of the report. A gain that stands in the table of losses is no second test."""
+    rows, ladders = comparison.rows, comparison.ladders
+    effects = [effect for factorial in comparison.factorials for effect in factorial.effects]
+    in_table = [_row_of_gain(ladder, rows) for ladder in ladders]
+    tests = [*(row.difference for row in rows), *(ladder.difference for ladder in ladders)]
+    tests += [ladder.gain if at is None else None for ladder, at in zip(ladders, in_table, strict=True)]
+    tests += [effect.difference for effect in effects]
+    found = family(tests)
+    corrected = iter(found)
+    rows = tuple(replace(row, difference=next(corrected)) for row in rows)
+    changes, gains = [next(corrected) for _ in ladders], [next(corrected) for _ in ladders]
+    by_effect = {id(effect): next(corrected) for effect in effects}
+    return replace(
+        comparison,
+        rows=rows,
+        ladders=tuple(
+            replace(ladder, difference=change, gain=gain if at is None else rows[at].difference)
+            for ladder, change, gain, at in zip(ladders, changes, gains, in_table, strict=True)
+        ),
+        factorials=tuple(
+            replace(f, effects=tuple(replace(effect, difference=by_effect[id(effect)]) for effect in f.effects))
+            for f in comparison.factorials
+        ),
+        tests=sum(one is not None and one.p is not None for one in found),
+        findings=sum(one is not None and bool(one.significant) for one in found),
     )
-    return replace(comparison, notes=(*comparison.notes, note))
+
+
+def _row_of_gain(ladder: Ladder, rows: Sequence[Row]) -> int | None:
+    """The row whose difference is the ladder's gain: that of one learning rate for both."""
+    if ladder.tuned is None or ladder.tuned[0] != ladder.tuned[1]:
+        return None
+    setting = {**ladder.setting, LR: ladder.tuned[0]}
+    return next(i for i, row in enumerate(rows) if row.cell.arm == ladder.arm and row.cell.setting == setting)
 
 
 def _check_metric(runs: Sequence[RunRecord], metric: str) -> None:
@@ -160,39 +211,40 @@ def _values(runs: Sequence[RunRecord], metric: str) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _row(cell: Cell, base: Cell | None, metric: str, paired: bool, definition: str, best: float) -> Row:
+def _row(
+    cell: Cell,
+    base: Cell | None,
+    metric: str,
+    difference: Difference | None,
+    definition: str,
+    best: float,
+    first: frozenset[int],
+) -> Row:
     values = _values(cell.finite, metric)
     mean = t_interval(values) if values else None
     is_loss = metric.endswith("/loss")
     bests = _values(cell.finite, f"best.{metric}")
     logits = [value for run in cell.ended if (value := run.metric("max_attn_logit")) is not None]
+    speeds = _values(cell.ended, "tokens_per_s")
+    memory, of_base = memory_bytes(cell), memory_bytes(base) if base else None
     clipped = [value for run in cell.ended if (value := run.metric("clip_fraction")) is not None]
-    compared = base is not None and base is not cell
     return Row(
         cell=cell,
         is_baseline=base is cell,
         metric=mean,
-        perplexity=_exp(mean) if mean and is_loss else None,
+        perplexity=exp(mean) if mean and is_loss else None,
         best=t_interval(bests) if bests else None,
-        difference=difference_by_seed(by_seed(cell, metric), by_seed(base, metric), paired)
-        if compared and base
-        else None,
+        difference=difference,
         spikes={signal: _spike_rate(cell, signal, definition) for signal in ("grad_norm", "loss")},
         max_attn_logit=max(math.inf if math.isnan(x) else x for x in logits) if logits else None,
         clip_fraction=sum(clipped) / len(clipped) if clipped else None,
-        verdicts=tuple(run.verdict or run.status for run in cell.ended),
+        verdicts=tuple(run.outcome for run in cell.ended),
         degraded=sum(_degraded(run, metric, best) for run in cell.finite),
-        tokens_per_s=_median(cell, "tokens_per_s"),
-        speed=_ratio(cell, base, "tokens_per_s"),
-        memory_bytes=_median(cell, "perf/peak_memory_bytes"),
-        memory=_ratio(cell, base, "perf/peak_memory_bytes"),
+        tokens_per_s=median(speeds) if speeds else None,
+        speed=speed_ratio(cell, base, first),
+        memory_bytes=memory,
+        memory=memory / of_base if memory and of_base else None,
     )
-
-
-def by_seed(cell: Cell, metric: str) -> dict[str, float]:
-    """Finite values of the runs that count in a mean."""
-    values = ((str(seed_of(run)), run.metric(metric)) for run in cell.finite)
-    return {seed: value for seed, value in values if value is not None and math.isfinite(value)}
 
 
 def _degraded(run: RunRecord, metric: str, best: float) -> bool:
@@ -209,24 +261,7 @@ def _spike_rate(cell: Cell, signal: str, definition: str) -> SpikeRate:
     return SpikeRate(signal, definition, rate[0], spikes, scored, rate[1])
 
 
-def _median(cell: Cell, name: str) -> float | None:
-    values = _values(cell.ended, name)
-    return median(values) if values else None
-
-
-def _ratio(cell: Cell, base: Cell | None, name: str) -> float | None:
-    """Median over seeds of the ratio to the baseline's run of the same seed, else the ratio of the medians."""
-    if base is None:
-        return None
-    own = {str(seed_of(run)): value for run in cell.ended if (value := run.metric(name))}
-    other = {str(seed_of(run)): value for run in base.ended if (value := run.metric(name))}
-    ratios = [own[seed] / other[seed] for seed in own if seed in other]
-    if ratios:
-        return median(ratios)
-    return median(own.values()) / median(other.values()) if own and other else None
-
-
-def _exp(mean: Mean) -> Mean:
+def exp(mean: Mean) -> Mean:
     def exp(value: float | None) -> float | None:
         if value is None:
             return None
@@ -238,9 +273,9 @@ def _exp(mean: Mean) -> Mean:
     return Mean(exp(mean.value) or 0.0, exp(mean.low), exp(mean.high), mean.n)
 
 
-def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -> list[str]:
-    notes = []
-    cells = grouping.cells
+def _notes(comparison: Comparison) -> list[str]:
+    rows, cells, metric = comparison.rows, comparison.grouping.cells, comparison.metric
+    notes = _notes_on_tests(comparison)
     single = [row for row in rows if len(row.cell.ended) == 1]
     if single:
         which = "every row rests" if len(single) == len(rows) else f"{len(single)} of {len(rows)} rows rest"
@@ -262,19 +297,39 @@ def _notes(grouping: Grouping, rows: Sequence[Row], metric: str, paired: bool) -
     bare = [run for cell in cells for run in cell.finite if not _values([run], metric)]
     if bare:
         notes.append(f"{len(bare)} runs have no finite {metric} and are in no mean: {_names(bare)}")
-    compared = [row.difference for row in rows if row.difference]
-    if any(difference.p is not None for difference in compared) and not paired:
+    if (ratio := comparison.busy) is not None:
         notes.append(
-            "the runs are not paired (see the checks), so differences are tested between independent samples (Welch)"
+            f"tokens/s of runs that compute the same differ by up to a factor of {ratio:.1f}, as on a busy machine: "
+            "what an arm costs in time is not measured well here"
         )
-    elif any(difference.method == "welch" and difference.p is not None for difference in compared):
-        notes.append("where arms have no seed in common, differences are tested between independent samples (Welch)")
     return notes
 
 
-def _speed_ratio(cell: Cell) -> float:
-    speeds = _values(cell.ended, "tokens_per_s")
-    return max(speeds) / min(speeds) if speeds and min(speeds) > 0 else 1.0
+def _notes_on_tests(comparison: Comparison) -> list[str]:
+    """How many tests the report has, and which kind where."""
+    n, k = comparison.tests, comparison.findings
+    if not n:
+        return []
+    notes = [
+        f"{k} of {n} tests (differences, LR sensitivities, gains at the best rates and effects) are findings by Holm's "
+        f"rule over all {n}: the chance that one or more come from chance alone is at most 5%; without the rule "
+        f"{0.05 * n:.2g} would be expected"
+    ]
+    by_method: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.difference is not None and row.difference.p is not None:
+            where = setting_text(row.cell.setting)
+            by_method.setdefault(row.difference.method, []).append(where)
+    if not comparison.paired:
+        notes.append("the runs are not paired (see the checks), so that seeds are not taken out: Welch's test")
+    elif "welch" in by_method:
+        which = [", ".join(dict.fromkeys(filter(None, by_method.get(kind, [])))) for kind in ("paired", "welch")]
+        notes.append(
+            "seeds are taken out where they explain variance (F test over all arms, 5%)"
+            + (f": {which[0]}" if which[0] else "")
+            + f"; elsewhere differences are tested as of independent samples (Welch){': ' * bool(which[1])}{which[1]}"
+        )
+    return notes
 
 
 def _names(runs: Sequence[RunRecord], most: int = 3) -> str:
@@ -296,65 +351,13 @@ def words(difference: Difference) -> str:
         return "one seed: no test"
     if difference.significant:
         return "lower" if difference.value < 0 else "higher"
-    if difference.seeds_needed is None:
-        return "not distinguishable; more than 1,000 seeds would be needed"
-    more = max(1, difference.seeds_needed - difference.n)
-    return f"not distinguishable with this budget; about {more} more seed{'s' if more > 1 else ''} would be needed"
+    return f"not distinguishable with this budget{new_seeds(difference, '; ')}"
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """The whole comparison as plain values with full precision; what is undefined is None."""
-    grouping = comparison.grouping
-    return {
-        "metric": comparison.metric,
-        "by": list(grouping.by),
-        "baseline": grouping.baseline,
-        "arms": list(grouping.arms),
-        "setting": list(grouping.setting),
-        "paired": comparison.paired,
-        "rows": [flat(row, comparison) for row in comparison.rows],
-        "checks": [
-            {"name": check.name, "same": check.same, "detail": check.detail, "spoils": list(check.spoils)}
-            for check in comparison.checks
-        ],
-        "learning_rates": [asdict(ladder) for ladder in comparison.ladders],
-        "factorials": [asdict(factorial) for factorial in comparison.factorials],
-        "notes": list(comparison.notes),
-    }
-
-
-def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
-    """A row for CSV: one value a column, the same columns in each row."""
-    cell, metric = row.cell, comparison.metric
-    record: dict[str, Any] = {**cell.setting, "arm": cell.arm}
-    record |= {
-        "n": row.metric.n if row.metric else 0,
-        "diverged": len(cell.diverged),
-        "unfinished": len(cell.unfinished),
-    }
-    record |= {"seeds": " ".join(str(run.seed) for run in cell.ended)}
-    for name, mean in {metric: row.metric, f"best {metric}": row.best}.items():
-        record |= _interval(name, mean)
-    if metric.endswith("/loss"):
-        name = f"{metric.removesuffix('/loss')}/ppl"
-        record |= _interval(name, row.perplexity) | _interval(f"best {name}", row.best and _exp(row.best))
-    d = row.difference
-    record |= {"difference": d and d.value, "difference low": d and d.low, "difference high": d and d.high}
-    record |= {"p": d and d.p, "p (Holm)": d and d.p_holm, "test": d and d.method, "pairs": d and d.n}
-    record |= {"seeds needed": d and d.seeds_needed, "finding": finding(row)}
-    for signal, rate in row.spikes.items():
-        record |= {f"{signal} spike definition": rate.definition, f"{signal} spike score": rate.score}
-        record |= {f"{signal} spikes": rate.spikes, f"{signal} scored steps": rate.scored}
-        record |= {f"{signal} spike resolution": rate.resolution}
-    record |= {"largest attention logit": row.max_attn_logit, "clip fraction": row.clip_fraction}
-    for verdict in ("stable", "spiky", "no_learning", "diverged"):
-        record[verdict if verdict != "diverged" else "verdict diverged"] = row.verdicts.count(verdict)
-    record |= {"degraded": row.degraded}
-    record |= {"tokens/s": row.tokens_per_s, "relative tokens/s": row.speed}
-    record |= {"peak memory bytes": row.memory_bytes, "relative memory": row.memory}
-    record |= {"not comparable": ", ".join(c.name for c in comparison.checks if c.same is False and c.spoils) or None}
-    return record
-
-
-def _interval(name: str, mean: Mean | None) -> dict[str, Any]:
-    return {name: mean and mean.value, f"{name} low": mean and mean.low, f"{name} high": mean and mean.high}
+def new_seeds(difference: Difference, before: str) -> str:
+    """How many seeds of their own would find a difference of this size; empty where that would be a guess."""
+    if (ends := difference.seeds_range) is None:
+        return ""
+    return (
+        f"{before}a difference of this size, were it the true one, takes {ends[0]} to {ends[1]} new seeds tested alone"
+    )

@@ -116,7 +116,7 @@ def _seeds_matter(contrast: Contrast, table: np.ndarray) -> bool:
     whole = np.vstack([table, _table(contrast.beside, contrast.arms)])
     arms, n = whole.shape
     residual, free = _residual(whole)
-    if arms <= len(contrast.arms) or residual == 0:
+    if arms == 2 or residual == 0:
         return True
     seeds = arms * float(whole.mean(0).var(ddof=1))
     return float(fdtrc(n - 1, free, seeds / (residual / free))) <= SEEDS_MATTER

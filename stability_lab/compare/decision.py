@@ -12,25 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability_lab.compare.comparability import LOSS, spoiled
-from stability_lab.compare.comparison import Comparison, Row, by_seed, finding
-from stability_lab.compare.contrasts import difference_by_seed
-from stability_lab.compare.grouping import LR, Cell, setting_text
+from stability_lab.compare.comparison import Comparison, Row, finding
+from stability_lab.compare.grouping import Cell, setting_text
 from stability_lab.compare.ladders import Ladder
-from stability_lab.compare.statistics import Difference, family
+from stability_lab.compare.statistics import Difference
 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """An arm over its learning rates beside the baseline over its own, in one setting of the other keys.
 
-    `difference`: of the losses where each is at its best, corrected by Holm's rule, which is what a tuned recipe would
-    gain. `speed`: tokens/s relative to the baseline's, None where the machine was too busy to tell.
+    `speed`: tokens/s relative to the baseline's, None where it was not measured well.
     """
 
     ladder: Ladder
     base: Ladder
-    difference: Difference | None
     speed: float | None
+
+    @property
+    def difference(self) -> Difference | None:
+        """Of the losses where each is at its best, which is what a tuned recipe would gain."""
+        return self.ladder.gain
 
 
 def decision(comparison: Comparison) -> list[str]:
@@ -53,29 +55,27 @@ def tuned(comparison: Comparison) -> list[Tuned]:
     """All arms but the baseline, where the baseline has learning rates in the same setting too."""
     base = {_key(ladder): ladder for ladder in comparison.ladders if ladder.arm == comparison.grouping.baseline}
     others = [ladder for ladder in comparison.ladders if ladder.arm != comparison.grouping.baseline]
-    pairs = [(ladder, base[_key(ladder)]) for ladder in others if _key(ladder) in base]
-    differences = family(
-        [
-            difference_by_seed(_at_best(comparison, ladder), _at_best(comparison, other), comparison.paired)
-            for ladder, other in pairs
-        ]
-    )
     return [
-        Tuned(ladder, other, difference, _speed(_rows(comparison, ladder), comparison.busy))
-        for (ladder, other), difference in zip(pairs, differences, strict=True)
+        Tuned(ladder, base[_key(ladder)], _speed(_rows(comparison, ladder), comparison.busy))
+        for ladder in others
+        if _key(ladder) in base
     ]
 
 
 def _over_learning_rates(comparison: Comparison, one: Tuned) -> str:
     name, parts, ladder, base = comparison.grouping.baseline, [], one.ladder, one.base
-    if one.difference is not None:
+    among = "" if ladder.lrs == base.lrs else " of the rates that both have"
+    if one.difference is not None and ladder.tuned is not None:
+        own, of_base = ladder.tuned
         amount = _amount(one.difference)
-        parts.append(f"at its best learning rate ({ladder.best_lr:g}) {amount} {name} at its own ({base.best_lr:g})")
-    if ladder.sensitivity and base.sensitivity:
+        parts.append(f"at its best learning rate{among} ({own:g}) {amount} {name} at its own ({of_base:g})")
+    if ladder.difference is not None and not among and ladder.sensitivity and base.sensitivity:
         change = f"LR sensitivity {ladder.sensitivity.value:.3g} against {base.sensitivity.value:.3g}"
-        parts.append(change + (_tested(ladder.difference) if ladder.difference else ""))
+        parts.append(change + _tested(ladder.difference))
+    elif ladder.difference is not None:
+        parts.append(f"LR sensitivity{among} {ladder.difference.value:+.3g}{_tested(ladder.difference)}")
     edges = [_edge(one) for one in (ladder, base)]
-    if edges[0] != edges[1]:
+    if edges[0] != edges[1] and not all(edge.startswith("nowhere") for edge in edges) and ladder.lrs and base.lrs:
         parts.append(f"loses 0.1 nats {edges[0]} ({name} {edges[1]})")
     cells = _rows(comparison, ladder)
     parts += _diverged(cells, _rows(comparison, base))
@@ -148,14 +148,6 @@ def _rows(comparison: Comparison, ladder: Ladder) -> list[Row]:
 
 def _middle(values: list[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def _at_best(comparison: Comparison, ladder: Ladder) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for cell in comparison.grouping.cells:
-        if cell.arm == ladder.arm and cell.setting.get(LR) == ladder.best_lr and _same(cell, ladder.setting):
-            values |= by_seed(cell, comparison.metric)
-    return values
 
 
 def _same(cell: Cell, setting: Mapping[str, Any]) -> bool:

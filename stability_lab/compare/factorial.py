@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
-from stability_lab.compare.grouping import STABILIZER, Cell, Grouping, seed_of
-from stability_lab.compare.statistics import LEVEL
+from stability_lab.compare.contrasts import Contrast, differences
+from stability_lab.compare.grouping import STABILIZER, Cell, Grouping
+from stability_lab.compare.statistics import Difference
 
 MOST_FACTORS = 4
 # Softcap's probe: share of attention logits beyond cap/2, where tanh begins to bend.
@@ -22,15 +20,11 @@ TOUCHED = "attn/score_mod/share/touched"
 class Effect:
     """A main effect is the mean loss with the factor minus that without it.
 
-    An interaction `a x b` is half of how much the effect of a changes with b. `low`, `high` and `p` are None where no
-    degree of freedom is left over.
+    An interaction `a x b` is half of how much the effect of a changes with b.
     """
 
     name: str
-    value: float
-    low: float | None
-    high: float | None
-    p: float | None
+    difference: Difference
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,75 +32,51 @@ class Factorial:
     factors: tuple[str, ...]
     setting: Mapping[str, Any]
     effects: tuple[Effect, ...]
-    seeds: int
-    df: int
     touched: Mapping[str, float]  # arm -> largest share of its logits that the cap touches
-    reason: str | None = None  # why there are no effects
+    reason: str | None = None  # what is missing from the effects
 
 
-def factorials(grouping: Grouping, metric: str) -> list[Factorial]:
+def factorials(grouping: Grouping, metric: str, paired: bool) -> list[Factorial]:
     """The largest full factorials among the arms, in each setting; empty where arms are no stabilizers alone."""
     if grouping.by != (STABILIZER,):
         return []
-    made = []
+    settings: dict[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, Cell]]]] = {}
     for setting, cells in grouping.settings():
         for factors in _largest(cells):
-            arms = {frozenset(arm): cells[_label(arm)] for arm in _combinations(factors)}
-            made.append(_factorial(factors, setting, arms, metric))
-    return made
+            settings.setdefault(factors, []).append((setting, cells))
+    return [one for factors, where in settings.items() for one in _factorials(factors, where, metric, paired)]
 
 
-def effects(rows: Sequence[tuple[frozenset[str], Any, float]], factors: Sequence[str]) -> tuple[list[Effect], int]:
-    """Least squares of loss on factors coded -1/2 and +1/2, their products, and a level for each seed.
-
-    `rows` are (factors that are on, seed, loss). Returns the effects and the residual degrees of freedom. Raises
-    `ValueError` where the design does not determine them.
-    """
-    seeds = sorted({str(seed) for _, seed, _ in rows})
+def _factorials(
+    factors: tuple[str, ...],
+    settings: Sequence[tuple[Mapping[str, Any], Mapping[str, Cell]]],
+    metric: str,
+    paired: bool,
+) -> list[Factorial]:
+    """Each effect is a contrast of all combinations, in each setting: half of them with the factor minus the others."""
+    arms = _combinations(factors)
     terms = [term for n in range(1, len(factors) + 1) for term in combinations(factors, n)]
-    # With -1/2 and +1/2 a product of k factors would have height 2**-k: scaled so that each column has height 1/2.
-    columns = [[0.5 * np.prod([1.0 if f in on else -1.0 for f in term]) for on, _, _ in rows] for term in terms]
-    blocks = [[float(str(seed) == name) for _, seed, _ in rows] for name in seeds]
-    design = np.array([*columns, *blocks], dtype=float).T
-    loss = np.array([value for _, _, value in rows])
-    if np.linalg.matrix_rank(design) < design.shape[1]:
-        raise ValueError("too few runs to tell the effects apart")
-    inverse = np.linalg.inv(design.T @ design)
-    beta = inverse @ design.T @ loss
-    df = len(rows) - design.shape[1]
+    by_term = []
+    for term in terms:
+        weights = tuple((-1.0) ** sum(factor not in arm for factor in term) * 2 / len(arms) for arm in arms)
+        contrasts = []
+        for _, cells in settings:
+            values = {arm: cell.values(metric) for arm, cell in cells.items()}
+            compared = tuple(values.pop(_label(arm)) for arm in arms)
+            contrasts.append(Contrast(compared, tuple(values.values()), weights))
+        by_term.append(differences(contrasts, paired))
     found = []
-    for i, term in enumerate(terms):
-        low = high = p = None
-        if df > 0:
-            residual = loss - design @ beta
-            error = float(np.sqrt(residual @ residual / df * inverse[i, i]))
-            half = float(stats.t.ppf((1 + LEVEL) / 2, df)) * error
-            low, high = float(beta[i]) - half, float(beta[i]) + half
-            p = float(2 * stats.t.sf(abs(float(beta[i])) / error, df)) if error > 0 else None
-        found.append(Effect(" x ".join(term), float(beta[i]), low, high, p))
-    return found, df
-
-
-def _factorial(
-    factors: tuple[str, ...], setting: Mapping[str, Any], arms: Mapping[frozenset[str], Cell], metric: str
-) -> Factorial:
-    rows, touched = [], {}
-    for on, cell in arms.items():
-        for run in cell.finite:
-            value = run.metric(metric)
-            if value is not None and np.isfinite(value):
-                rows.append((on, seed_of(run), value))
-        shares = [share for run in cell.ended if (share := run.metric(TOUCHED)) is not None]
-        if shares:
-            touched[cell.arm] = max(shares)
-    diverged = sum(len(cell.diverged) for cell in arms.values())
-    seeds = len({str(seed) for _, seed, _ in rows})
-    try:
-        found, df = effects(rows, factors)
+    for at, (setting, cells) in enumerate(settings):
+        own = [cells[_label(arm)] for arm in arms]
+        effects = tuple(Effect(" x ".join(t), d) for t, of in zip(terms, by_term, strict=True) if (d := of[at]))
+        shares = {cell.arm: [share for run in cell.ended if (share := run.metric(TOUCHED)) is not None] for cell in own}
+        touched = {arm: max(some) for arm, some in shares.items() if some}
+        diverged = sum(len(cell.diverged) for cell in own)
         reason = f"{diverged} diverged runs are left out" if diverged else None
-    except ValueError as error:
-        found, df, reason = [], 0, f"{error}" + (f": {diverged} runs diverged" if diverged else "")
-    return Factorial(factors, setting, tuple(found), seeds, df, touched, reason)
+        if not effects:
+            reason = "too few runs to tell the effects apart" + (f": {diverged} runs diverged" if diverged else "")
+        found.append(Factorial(factors, setting, effects, touched, reason))
+    return found
 
 
 def _largest(cells: Mapping[str, Cell]) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ named.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class Cell:
     @property
     def diverged(self) -> tuple[RunRecord, ...]:
         return tuple(run for run in self.ended if run.diverged)
+
+    def values(self, metric: str) -> dict[str, float]:
+        """Finite values of the runs that count in a mean, by seed."""
+        values = ((str(seed_of(run)), run.metric(metric)) for run in self.finite)
+        return {seed: value for seed, value in values if value is not None and math.isfinite(value)}
 
     @property
     def unfinished(self) -> tuple[RunRecord, ...]:
@@ -254,6 +260,6 @@ def _one_a_seed(runs: Sequence[RunRecord]) -> tuple[tuple[RunRecord, ...], tuple
     return tuple(chosen), tuple(repeats)
 
 
-def counted(words: Iterable[str]) -> str:
+def tally(words: Iterable[str]) -> str:
     """`stable 2, spiky 1`, the commonest first."""
     return ", ".join(f"{word} {n}" for word, n in Counter(words).most_common())

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stability_lab.compare.contrasts import difference_by_seed
+from stability_lab.compare.contrasts import Contrast, difference_by_seed, differences
 from stability_lab.compare.grouping import LR, Cell, Grouping, seed_of
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.compare.statistics import Difference, Mean, family, t_interval
+from stability_lab.compare.statistics import Difference, Mean, t_interval
 from stability_lab.judge.lr_sensitivity import (
     MARGIN_NATS,
     Bracket,
@@ -24,11 +24,13 @@ from stability_lab.judge.lr_sensitivity import (
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """One arm over the learning rates of its setting, which holds all keys that vary but the learning rate.
+    """One arm over the learning rates at which it has a result, in one setting of all other keys that vary.
 
-    `losses` are means over seeds, NaN where a seed diverged, None without a run: a learning rate at which one of the
-    seeds diverges is neither the best nor usable. The sensitivity takes measured losses, of a run that ended in a
-    non-finite one the loss at initialisation; `sensitivity_l0` puts that for every run that diverged.
+    `losses` are means over seeds, NaN where a seed diverged: a learning rate at which one of the seeds diverges is
+    neither the best nor usable. The sensitivity takes measured losses, of a run that ended in a non-finite one the loss
+    at initialisation; `sensitivity_l0` puts that for every run that diverged. `common` are the rates that the baseline
+    has too: `difference`, of the sensitivities, and `gain`, of the losses at `tuned`, the best rate of each among them,
+    compare the two arms there. `compare` takes the gain from the table of losses where both are the same rate.
     """
 
     arm: str
@@ -39,17 +41,20 @@ class Ladder:
     sensitivity: Mean | None
     sensitivity_l0: Mean | None
     reason: str | None  # why there is no sensitivity
-    difference: Difference | None  # of the sensitivities, to the baseline's; all of a sweep are one family
     best_lr: float | None
     at_end: bool
     at_chance: bool
     usable: UsableRange | None
     stable: Bracket | None
     ratio: tuple[float, float] | None  # of the largest stable learning rate to the baseline's
+    common: tuple[float, ...] = ()
+    difference: Difference | None = None
+    tuned: tuple[float, float] | None = None  # of the arm and of the baseline
+    gain: Difference | None = None
 
 
 def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
-    """One ladder for each arm and setting with two learning rates or more.
+    """One ladder for each arm in each setting with two learning rates or more.
 
     Empty where the learning rate does not vary, or where the metric is not a loss: lower must be better, and its value
     at initialisation must mean something.
@@ -62,30 +67,51 @@ def ladders(grouping: Grouping, metric: str, paired: bool) -> list[Ladder]:
             continue
         rest = tuple((key, value) for key, value in cell.setting.items() if key != LR)
         found.setdefault(rest, {}).setdefault(cell.arm, []).append(cell)
-    result = []
+    settings = []
     for rest, arms in found.items():
-        grid = sorted({float(cell.setting[LR]) for cells in arms.values() for cell in cells})
-        if len(grid) < 2:
-            continue
-        made = {arm: _Rungs(arm, grid, cells, metric) for arm, cells in arms.items()}
-        base = made.get(grouping.baseline)
-        result += [_ladder(rungs, base, dict(rest), paired) for rungs in made.values()]
-    differences = family([ladder.difference for ladder in result])
-    return [replace(ladder, difference=difference) for ladder, difference in zip(result, differences, strict=True)]
+        made = {arm: _Rungs(arm, cells, metric) for arm, cells in arms.items()}
+        if len({lr for rungs in made.values() for lr in rungs.grid}) > 1:
+            settings.append((dict(rest), made))
+    tests = _tests_of_sensitivity(grouping, [made for _, made in settings], paired)
+    return [
+        _ladder(rungs, made.get(grouping.baseline), setting, tests.get(id(rungs)), paired)
+        for setting, made in settings
+        for rungs in made.values()
+    ]
+
+
+def _tests_of_sensitivity(
+    grouping: Grouping, settings: Sequence[Mapping[str, _Rungs]], paired: bool
+) -> dict[int, Difference | None]:
+    """By the id of the arm's rungs: its sensitivity minus the baseline's, over the rates that both have."""
+    tests: dict[int, Difference | None] = {}
+    for arm in grouping.arms:
+        both = [made for made in settings if arm in made and grouping.baseline in made and arm != grouping.baseline]
+        contrasts = []
+        for made in both:
+            common = made[arm].common(made[grouping.baseline])
+            values = {name: rungs.measured(common) for name, rungs in made.items()}
+            own, base = values.pop(arm), values.pop(grouping.baseline)
+            contrasts.append(Contrast((own, base), tuple(values.values())))
+        found = differences(contrasts, paired)
+        tests |= {id(made[arm]): test for made, test in zip(both, found, strict=True)}
+    return tests
 
 
 class _Rungs:
-    """The runs of one arm by learning rate and seed."""
+    """The runs of one arm by learning rate and seed; `grid` are the rates at which one has ended."""
 
-    def __init__(self, arm: str, grid: Sequence[float], cells: Sequence[Cell], metric: str):
-        self.arm, self.grid = arm, tuple(grid)
-        self.cells = {float(cell.setting[LR]): cell for cell in cells}
-        runs: dict[str, dict[float, RunRecord]] = {}
+    def __init__(self, arm: str, cells: Sequence[Cell], metric: str):
+        self.arm, self.metric = arm, metric
+        self.cells = {float(cell.setting[LR]): cell for cell in cells if cell.ended}
+        self.grid = tuple(sorted(self.cells))
+        self.by_seed: dict[str, dict[float, RunRecord]] = {}
         for lr, cell in self.cells.items():
             for run in cell.ended:
-                runs.setdefault(str(seed_of(run)), {})[lr] = run
-        self.by_seed = runs
-        self.metric = metric
+                self.by_seed.setdefault(str(seed_of(run)), {})[lr] = run
+
+    def common(self, other: _Rungs) -> tuple[float, ...]:
+        return tuple(lr for lr in self.grid if lr in other.cells)
 
     def l0(self, seed: str) -> float | None:
         values = [run.initial(self.metric) for run in self.by_seed[seed].values()]
@@ -99,64 +125,70 @@ class _Rungs:
         value = run.metric(self.metric)
         return math.nan if value is None and run.diverged else value
 
-    def sensitivities(self) -> tuple[dict[str, tuple[float, float]], str | None]:
-        """(measured, with l0) of each seed that has one, and a reason where none has."""
+    def sensitivities(self, grid: Sequence[float]) -> tuple[dict[str, tuple[float, float]], str | None]:
+        """(measured, with l0) of each seed that has one over `grid`, and a reason where none has."""
         found, reason = {}, "no run has ended"
         for seed, runs in self.by_seed.items():
             l0 = self.l0(seed)
             if l0 is None:
                 reason = f"no run says its {self.metric} at initialisation"
                 continue
-            diverged = [lr in runs and runs[lr].diverged for lr in self.grid]
-            result = lr_sensitivity([self.loss(seed, lr) for lr in self.grid], l0, diverged=diverged)
+            diverged = [lr in runs and runs[lr].diverged for lr in grid]
+            result = lr_sensitivity([self.loss(seed, lr) for lr in grid], l0, diverged=diverged)
             if result.value is None or result.value_l0 is None:
                 reason = result.reason or "not defined"
             else:
                 found[seed] = (result.value, result.value_l0)
         return found, None if found else reason
 
+    def measured(self, grid: Sequence[float]) -> dict[str, float]:
+        return {seed: value for seed, (value, _) in self.sensitivities(grid)[0].items()}
+
     def means(self) -> tuple[float | None, ...]:
         """Mean loss over seeds for each learning rate; NaN as soon as one of them diverged or is not finite."""
         means: list[float | None] = []
         for lr in self.grid:
             known = [loss for seed in self.by_seed if (loss := self.loss(seed, lr)) is not None]
-            bad = any(runs[lr].diverged for runs in self.by_seed.values() if lr in runs)
-            means.append(math.nan if bad else math.fsum(known) / len(known) if known else None)
+            means.append(math.nan if self.cells[lr].diverged else math.fsum(known) / len(known) if known else None)
         return tuple(means)
 
-    def stable(self, losses: Sequence[float | None]) -> Bracket | None:
-        """The bracket of the largest stable learning rate; None where no run ended, so that no limit is known."""
-        known = [lr for lr in self.grid if lr in self.cells and self.cells[lr].ended]
+    def best(self, among: Sequence[float]) -> float | None:
+        """The rate with the lowest mean loss."""
+        means = dict(zip(self.grid, self.means(), strict=True))
+        finite = [(loss, lr) for lr in among if (loss := means[lr]) is not None and math.isfinite(loss)]
+        return min(finite)[1] if finite else None
+
+    def stable(self) -> Bracket | None:
+        """The bracket of the largest stable learning rate; None where no run ended, so that no limit is known.
+
+        An undecided run is no evidence, and a rate that has no other is left out.
+        """
+        decided = {lr: [run for run in self.cells[lr].ended if run.outcome != "undecided"] for lr in self.grid}
+        known = [lr for lr in self.grid if decided[lr]]
         if not known:
             return None
-        finite = [(loss, lr) for lr, loss in zip(self.grid, losses, strict=True) if loss is not None and loss == loss]
-        best = min(finite)[1] if finite else math.inf
-        stable = [[_stable(run, lr <= best) for run in self.cells[lr].ended] for lr in known]
-        return largest_stable_lr(known, stable)
+        best = self.best(self.grid)
+        return largest_stable_lr(
+            known, [[_stable(run, best is None or lr <= best) for run in decided[lr]] for lr in known]
+        )
 
 
 def _stable(run: RunRecord, low: bool) -> bool:
     """Whether a run is stable; below the best learning rate one that has not learned is undertrained, not unstable."""
-    return not run.diverged and (run.verdict in ("stable", "spiky") or (low and run.verdict == "no_learning"))
+    return run.outcome in ("stable", "spiky") or (low and run.outcome == "no_learning")
 
 
-def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], paired: bool) -> Ladder:
+def _ladder(
+    rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], difference: Difference | None, paired: bool
+) -> Ladder:
     losses = rungs.means()
-    own, reason = rungs.sensitivities()
+    own, reason = rungs.sensitivities(rungs.grid)
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     usable = usable_range(rungs.grid, losses)
     best = usable.best if usable else None
-    stable = rungs.stable(losses)
+    stable = rungs.stable()
     l0s = [l0 for seed in rungs.by_seed if (l0 := rungs.l0(seed)) is not None]
-    ratio = difference = None
-    if base is not None and base is not rungs:
-        other = base.stable(base.means())
-        ratio = ratio_interval(stable, other) if stable and other else None
-        measured, of_base = (
-            {seed: value for seed, (value, _) in one.items()} for one in (own, base.sensitivities()[0])
-        )
-        difference = difference_by_seed(measured, of_base, paired)
-    return Ladder(
+    ladder = Ladder(
         arm=rungs.arm,
         setting=setting,
         lrs=rungs.grid,
@@ -165,14 +197,24 @@ def _ladder(rungs: _Rungs, base: _Rungs | None, setting: Mapping[str, Any], pair
         sensitivity=t_interval([value for value, _ in own.values()]) if own else None,
         sensitivity_l0=t_interval([value for _, value in own.values()]) if own else None,
         reason=reason,
-        difference=difference,
         best_lr=best,
         at_end=best is not None and best in (rungs.grid[0], rungs.grid[-1]),
         at_chance=bool(l0s) and min(finite, default=math.inf) >= min(l0s) - MARGIN_NATS,
         usable=usable,
         stable=stable,
-        ratio=ratio,
+        ratio=None,
     )
+    if base is None or base is rungs:
+        return ladder
+    common, other = rungs.common(base), base.stable()
+    best_own, best_base = rungs.best(common), base.best(common)
+    tuned = gain = None
+    if best_own is not None and best_base is not None:
+        tuned = (best_own, best_base)
+        values = (rungs.cells[best_own].values(rungs.metric), base.cells[best_base].values(rungs.metric))
+        gain = difference_by_seed(*values, paired)
+    ratio = ratio_interval(stable, other) if stable and other else None
+    return replace(ladder, ratio=ratio, common=common, difference=difference, tuned=tuned, gain=gain)
 
 
 def next_learning_rates(ladder: Ladder) -> list[float]:
@@ -183,6 +225,8 @@ def next_learning_rates(ladder: Ladder) -> list[float]:
     """
     wanted: list[float] = []
     lrs = ladder.lrs
+    if len(lrs) < 2:
+        return []
     step = min((lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1)), math.sqrt(10))
     if ladder.best_lr is not None:
         at = lrs.index(ladder.best_lr)

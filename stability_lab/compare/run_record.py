@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ from stability_lab.text import flatten, number, shown
 
 OPEN_GROUPS = ("data", "tokenizer")
 _ENDED = ("completed", "diverged")
+# A final loss so far above the initial one is a divergence, as for the judge.
+ABOVE_NATS = 0.5
 _OWN_FILES = frozenset(("config.yaml", "manifest.json", "metrics.jsonl", "summary.json"))
 
 # The C parser reads 200 configurations in the time that the other needs for 10.
@@ -82,7 +84,18 @@ class RunRecord:
 
     @property
     def diverged(self) -> bool:
-        return self.status == "diverged" or self.verdict == "diverged"
+        """Also a run that ended far above its start, which older versions called `no_learning`."""
+        return self.status == "diverged" or self.verdict == "diverged" or self._ended_above_start
+
+    @property
+    def outcome(self) -> str:
+        """The verdict as it counts here; the status of a run without one."""
+        return "diverged" if self.diverged else self.verdict or self.status
+
+    @property
+    def _ended_above_start(self) -> bool:
+        initial, final = self.initial("val/loss"), self.metric("val/loss")
+        return initial is not None and final is not None and final > initial + ABOVE_NATS
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -151,6 +164,15 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
         detail = f" ({faults[0]})" if faults else ""
         raise ConfigError(f"{', '.join(map(shown, paths))}: no run here{detail}; give a folder such as outputs/runs")
     return runs, faults
+
+
+def of_seeds(runs: Sequence[RunRecord], seeds: Collection[int]) -> list[RunRecord]:
+    """Those whose `seed` is among `seeds`; ConfigError where none is."""
+    chosen = [run for run in runs if run.seed in seeds]
+    if not chosen:
+        known = ", ".join(map(str, sorted({run.seed for run in runs if isinstance(run.seed, int)})))
+        raise ConfigError(f"--seeds: no run has one of these seeds; there are {known or 'none'}")
+    return chosen
 
 
 def read_run(path: Path) -> RunRecord:

@@ -8,16 +8,21 @@ from collections.abc import Sequence
 
 from stability_lab.compare.comparison import Comparison
 from stability_lab.compare.grouping import LR, STABILIZER
-from stability_lab.compare.ladders import next_learning_rates
+from stability_lab.compare.ladders import Ladder, next_learning_rates
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.compare.statistics import MOST_SEEDS
 from stability_lab.config import in_suggestion
 
-MOST_NEW_SEEDS = 5
+# What takes more gets no command.
+MOST_NEW_SEEDS = 10
+# Two more seeds than one give a first test; so many are offered where nothing says how many it takes.
+FIRST_SEEDS, GUESSED_SEEDS = 2, 5
 
 
-def suggest(comparison: Comparison) -> list[str]:
-    """Lines to read, and commands to run: one for each set of arms that share all other overrides."""
+def suggest(comparison: Comparison, paths: Sequence[str] = ()) -> list[str]:
+    """Lines to read, and commands to run: one for each set of arms that share all other overrides.
+
+    `paths` are those that were compared, for the command that looks at new seeds alone.
+    """
     runs = [run for cell in comparison.grouping.cells for run in cell.runs]
     if not all(isinstance(run.manifest.get("overrides"), list) for run in runs):
         return ["No command: some of these runs were not made by `train`, so their overrides are not known."]
@@ -25,37 +30,54 @@ def suggest(comparison: Comparison) -> list[str]:
     lrs = sorted({lr for run in runs if (lr := run.lr) is not None})
     lines: list[str] = []
     new_lrs = sorted({lr for ladder in comparison.ladders for lr in next_learning_rates(ladder)})
+    if missing := _missing(comparison.ladders):
+        lines.append("Learning rates that an arm lacks (runs that are there are skipped):")
+        lines += _commands(runs, missing, seeds)
     if new_lrs:
         lines.append("Learning rates, the same for every arm, so that their sensitivities stay comparable:")
         lines += _commands(runs, new_lrs, seeds)
-    more = _new_seeds(comparison, seeds)
-    if more:
-        lines.append(f"Seeds, for {_reason(comparison)}:")
-        lines += _commands(runs, lrs, more)
-    return lines or ["Nothing: every difference is resolved, and no better learning rate is in sight."]
+    return lines + _seeds(comparison, runs, lrs, seeds, paths) or [
+        "Nothing: every difference is resolved, and no better learning rate is in sight."
+    ]
 
 
-def _new_seeds(comparison: Comparison, seeds: Sequence[int]) -> list[int]:
-    wanted = 0
-    for row in comparison.rows:
-        difference = row.difference
-        if difference is None or difference.identical:
-            continue
-        if difference.significant is None:
-            wanted = max(wanted, 2)
-        elif not difference.significant:
-            wanted = max(wanted, (difference.seeds_needed or MOST_SEEDS) - difference.n)
+def _missing(ladders: Sequence[Ladder]) -> list[float]:
+    """Learning rates of some arms that others of the same setting have no result at."""
+    found: set[float] = set()
+    for ladder in ladders:
+        grids = [set(other.lrs) for other in ladders if other.setting == ladder.setting]
+        found |= set.union(*grids) - set(ladder.lrs)
+    return sorted(found)
+
+
+def _seeds(
+    comparison: Comparison, runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[int], paths: Sequence[str]
+) -> list[str]:
+    """New seeds for differences that were tested and not resolved are to be compared alone: a test that is repeated
+    with more seeds until it finds something finds something by chance."""
+    compared = [row.difference for row in comparison.rows if row.difference and not row.difference.identical]
     first = max(seeds, default=-1) + 1
-    return list(range(first, first + min(wanted, MOST_NEW_SEEDS)))
-
-
-def _reason(comparison: Comparison) -> str:
-    if any(row.difference and row.difference.p is None for row in comparison.rows):
-        return "intervals and tests, which one seed cannot give"
-    open_ones = [row.difference for row in comparison.rows if row.difference and row.difference.significant is False]
-    needed = max((difference.seeds_needed or MOST_SEEDS for difference in open_ones), default=MOST_SEEDS)
-    words = f"{needed:,} seeds" if needed < MOST_SEEDS else f"more than {MOST_SEEDS:,} seeds"
-    return f"differences that are not resolved (the hardest would need {words}; {MOST_NEW_SEEDS} at a time)"
+    if any(difference.significant is None for difference in compared):
+        new = range(first, first + FIRST_SEEDS)
+        return ["Seeds, for intervals and tests, which one seed cannot give:", *_commands(runs, lrs, new)]
+    if not any(difference.significant is False for difference in compared):
+        return []
+    ranges = [ends for difference in compared if (ends := difference.seeds_range) is not None]
+    count, takes = GUESSED_SEEDS, "How many a difference takes cannot be told from these"
+    if ranges:
+        few, many = min(ranges)
+        count = max(few, min(many, MOST_NEW_SEEDS))
+        takes = f"The clearest open difference takes {few} to {many}, were its size the true one (80% power)"
+        if few > MOST_NEW_SEEDS:
+            return [f"No new seeds: {takes[0].lower()}{takes[1:]}."]
+    new = range(first, first + count)
+    alone = ["python", "-m", "stability_lab", "compare", *paths, "--seeds", f"{new[0]}-{new[-1]}"]
+    return [
+        "New seeds, to be compared alone and once: a test that is repeated while seeds are added finds what is not "
+        f"there. {takes}:",
+        *_commands(runs, lrs, new),
+        f"  {shlex.join(alone)}",
+    ]
 
 
 def _commands(runs: Sequence[RunRecord], lrs: Sequence[float], seeds: Sequence[int]) -> list[str]:

@@ -8,11 +8,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from stability_lab.compare.comparability import COST, LOSS, spoiled
-from stability_lab.compare.comparison import Comparison, Row, SpikeRate, as_dict, finding, flat
+from stability_lab.compare.comparison import Comparison, Row, SpikeRate, finding
+from stability_lab.compare.costs import counted
 from stability_lab.compare.decision import decision
 from stability_lab.compare.factorial import Factorial
-from stability_lab.compare.grouping import Cell, Grouping, counted, setting_text, short, shown_value
+from stability_lab.compare.grouping import Cell, Grouping, setting_text, short, shown_value, tally
 from stability_lab.compare.ladders import Ladder
+from stability_lab.compare.plain_values import as_dict, flat
 from stability_lab.compare.statistics import Difference, Mean
 from stability_lab.compare.tables import (
     escape_latex,
@@ -102,22 +104,21 @@ def _losses(comparison: Comparison) -> Table:
     notes = ["Mean over seeds ± 95% t-interval."]
     if any(row.cell.diverged for row in comparison.rows):
         notes.append("2 of 3: of three seeds one has no finite value, or diverged, and is in no mean.")
+    notes.append("p by Holm's rule over all tests of this report, see the notes.")
     if any("n.d." in line[-1] for line in lines):
         notes.append(
-            "n.d., +N: not distinguishable with this budget; about N more seeds would be needed to find a difference "
-            "of this size (80% power at 5% divided by the number of tests)."
+            "n.d.: not distinguishable with this budget. N to M: so many new seeds, tested alone, find a difference of "
+            "this size with 80% power, were it the true one, at the ends of the 95% interval of the spread; no number "
+            "is given where it would be a guess."
         )
     return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
 
 
 def _finding(row: Row) -> str:
-    words = finding(row)
-    d = row.difference
+    words, d = finding(row), row.difference
     if not words.startswith("not distinguishable") or d is None:
         return words
-    if d.seeds_needed is None:
-        return "n.d., +1,000 or more"
-    return f"n.d., +{max(1, d.seeds_needed - d.n)}"
+    return "n.d." if d.seeds_range is None else f"n.d., {d.seeds_range[0]} to {d.seeds_range[1]}"
 
 
 def _stability(comparison: Comparison) -> Table:
@@ -125,10 +126,10 @@ def _stability(comparison: Comparison) -> Table:
     mark = _mark(comparison, COST)
     definition = next((rate.definition for row in comparison.rows for rate in row.spikes.values()), "robust")
     head = [*_setting_names(grouping), _arm_name(grouping), "verdicts", f"grad spikes ({definition})", "loss spikes"]
-    head += ["largest attn logit", "clipped", f"tokens/s{mark}", f"peak memory{mark}"]
+    head += ["largest attn logit", "clipped", f"tokens/s{mark}", f"memory{mark}"]
     lines = []
     for row in comparison.rows:
-        verdicts = counted(row.verdicts) or MISSING
+        verdicts = tally(row.verdicts) or MISSING
         if row.degraded:
             verdicts += f" (degraded {row.degraded})"
         cells = [*_setting(row.cell), row.cell.arm, verdicts, *map(_spikes, row.spikes.values())]
@@ -137,6 +138,8 @@ def _stability(comparison: Comparison) -> Table:
         cells += [_cost(row.tokens_per_s, speed, "{:,.0f}"), _cost(row.memory_bytes, row.memory, "{:.2f} GB", 1e9)]
         lines.append(tuple(cells))
     notes = ["Spikes: share of scored steps (spikes of steps; one spike is worth 100/steps percent)."]
+    if counted(comparison.grouping.cells):
+        notes.append("Memory on a CPU: weights, gradients and optimizer state, counted; activations are not in it.")
     if comparison.busy is not None:
         notes.append("tokens/s: of a busy machine (see the notes), so without a ratio to the baseline.")
     if any(row.degraded for row in comparison.rows):
@@ -150,17 +153,32 @@ def _learning_rates(comparison: Comparison) -> Table:
     names = [short(key, grouping.setting) for key in rest]
     mark = _mark(comparison, LOSS)
     head = [*names, _arm_name(grouping), "seeds", f"LR sensitivity{mark}", f"diverged as initial{mark}"]
-    head += [f"difference to {grouping.baseline}{mark}", f"best LR{mark}", f"usable LRs{mark}", f"edge{mark}"]
+    head += [
+        f"difference to {grouping.baseline}{mark}",
+        "p (Holm)",
+        f"best LR{mark}",
+        f"usable LRs{mark}",
+        f"edge{mark}",
+    ]
     head += [f"largest stable LR{mark}", f"ratio{mark}"]
     lines = []
     for ladder in comparison.ladders:
         cells = [*(shown_value(ladder.setting[key]) for key in rest), ladder.arm, _of(ladder.sensitivity, ladder.seeds)]
         cells += [_sensitivity(ladder, ladder.sensitivity), _sensitivity(ladder, ladder.sensitivity_l0)]
-        cells += [difference_text(ladder.difference), _best(ladder), *_usable(ladder)]
+        p = ladder.difference.p_holm if ladder.difference else None
+        cells += [difference_text(ladder.difference), MISSING if p is None else p_text(p), _best(ladder)]
+        cells += _usable(ladder)
         cells += [str(ladder.stable) if ladder.stable else MISSING, _ratio(ladder)]
         lines.append(tuple(cells))
-    grids = {ladder.lrs for ladder in comparison.ladders}
-    notes = [f"Learning rates: {'; '.join(', '.join(f'{lr:g}' for lr in grid) for grid in sorted(grids))}."]
+    grids: dict[tuple[float, ...], list[str]] = {}
+    for ladder in comparison.ladders:
+        grids.setdefault(ladder.lrs, []).append(ladder.arm)
+    shown = [(", ".join(f"{lr:g}" for lr in grid) or "none", dict.fromkeys(arms)) for grid, arms in grids.items()]
+    if len(shown) == 1:
+        notes = [f"Learning rates: {shown[0][0]}."]
+    else:
+        each = "; ".join(f"{rates} ({', '.join(arms)})" for rates, arms in shown)
+        notes = [f"Learning rates: {each}. Columns take an arm's own rates, differences those that both arms have."]
     reasons = {ladder.arm: ladder.reason for ladder in comparison.ladders if ladder.reason}
     notes += [f"No LR sensitivity of {arm}: {reason}." for arm, reason in reasons.items()]
     notes.append(
@@ -176,8 +194,12 @@ def _learning_rates(comparison: Comparison) -> Table:
 def _effects(comparison: Comparison, factorial: Factorial) -> Table:
     where = setting_text(factorial.setting)
     lines = [
-        (e.name, _signed(e.value, abs(e.value)), interval_text(e.low, e.high), MISSING if e.p is None else p_text(e.p))
-        for e in factorial.effects
+        (
+            effect.name,
+            difference_text(effect.difference),
+            MISSING if effect.difference.p_holm is None else p_text(effect.difference.p_holm),
+        )
+        for effect in factorial.effects
     ]
     notes = [
         f"{arm}: the cap touches {100 * share:.3g}% of the attention logits (beyond half of it) at the end."
@@ -186,12 +208,11 @@ def _effects(comparison: Comparison, factorial: Factorial) -> Table:
     if factorial.reason:
         notes.append(factorial.reason[0].upper() + factorial.reason[1:] + ".")
     notes.append(
-        f"Least squares over {factorial.seeds} seeds with a level for each; {factorial.df} degrees of freedom left. "
         "A main effect is mean with minus mean without; an interaction is half of what one changes in the other."
     )
     title = f"Effects of {' and '.join(factorial.factors)} on {comparison.metric}" + (f" at {where}" if where else "")
     mark = _mark(comparison, LOSS)
-    head = ("effect", f"size{mark}", f"95% interval{mark}", f"p{mark}")
+    head = ("effect", f"size{mark}", f"p (Holm){mark}")
     return Table(title, head, tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from stability_lab.build import training_bytes
 from stability_lab.compose import Composed
 from stability_lab.data.loader import batch_fingerprint
 from stability_lab.model.init import fingerprints
@@ -15,6 +17,8 @@ from stability_lab.plugins.trust import code_version, provenance
 from stability_lab.run.folder import SINGLE_RUNS
 from stability_lab.tracking.manifest import fingerprint, redact
 from stability_lab.training.loop import Run
+
+_jobs = itertools.count()  # of this process
 
 
 def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Sequence[str]) -> dict[str, Any]:
@@ -36,6 +40,8 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
         "compile": trainer.compile,
         "deterministic": trainer.deterministic,
         "parameters": parameter_counts(run.model),
+        "training_bytes": training_bytes(run.config, run.model),
+        "earlier_jobs": next(_jobs),
         "data": {
             **run.data.corpus,
             "sampling": vars(run.config.sampling),

@@ -93,6 +93,8 @@ def test_every_format_goes_to_a_file(sweep: Path, capsys, tmp_path: Path) -> Non
         (["{sweep}", "--out", "{sweep}/no/file"], "does not exist"),
         (["{sweep}", "--figure-format", "svg"], "add --figures DIR"),
         (["{sweep}", "--format", "csv", "--suggest"], "leave out --format csv"),
+        (["{sweep}", "--seeds", "7-3"], "'7-3': give seeds such as 3-7 or 0,1,5"),
+        (["{sweep}", "--seeds", "4-9"], "--seeds: no run has one of these seeds; there are 0, 1, 2, 3"),
         (["{sweep}", "--format", "html"], "invalid choice: 'html'"),
         ([], "the following arguments are required: PATH"),
     ],
@@ -116,6 +118,12 @@ def test_the_next_commands_are_ones_that_train_takes(sweep: Path, capsys) -> Non
     jobs = compose_jobs(read_command_line(words))
     assert {job.config.model.d_model for job in jobs} == {32}
     assert {len(job.config.stabilizer) for job in jobs} == {0, 1}
+
+
+@pytest.mark.slow
+def test_seeds_choose_the_runs_that_are_compared(sweep: Path, capsys) -> None:
+    content = json.loads(out(capsys, str(sweep), "--seeds", "1-2,3", "--format", "json"))
+    assert [row["seeds"] for row in content["rows"]] == ["1 2", "1 2 3"]
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ def write_run(
         "platform": "Linux-6",
         "deterministic": False,
         "threads": 2,
+        "training_bytes": 16_000_000,
         "precision": "fp32",
         "compile": "off",
         "attention": {"backend": "sdpa"},

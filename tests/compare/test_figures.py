@@ -38,6 +38,9 @@ ALL = ["decision", "loss_over_lr", "curves", "attention_logits", "differences"]
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 
 
+HIGH_START = {"initial": {"val/loss": 2e12}}  # a run that ends above its start has diverged
+
+
 def write_run(
     folder: Path,
     arm: str = "none",
@@ -204,7 +207,7 @@ def test_a_folder_that_cannot_be_made_or_written_is_one_sentence(
         ([{"lr": 1e-3}, {"lr": 1e-2, "arm": "qknorm"}], ["differences"]),  # the learning rate belongs to the arm
         ([{"rows": log(layers=0)}], ["curves"]),
         ([{"rows": []}, {"arm": "qknorm", "loss": None}], []),
-        ([{"loss": math.inf, "lr": lr} for lr in LRS], []),
+        ([{"loss": math.nan, "lr": lr} for lr in LRS], []),
         ([{"loss": None, "diverged": True, "lr": lr} for lr in LRS], ["loss_over_lr"]),
         ([{"rows": [{"step": 1, "train/loss": math.nan, "optim/grad_norm": math.inf}]}], []),
     ],
@@ -250,7 +253,8 @@ def test_many_arms_and_names_of_strangers(tmp_path: Path) -> None:
         for lr in LRS:
             loss = {0: 1e12, 1: 1e300, 12: math.inf}.get(number, 2.0 + 0.1 * number)
             rows = log(2.0 + number, loss={3: 1e300, 4: math.inf, 5: -1e300}, norm={3: 1e300, 4: math.inf, 5: 0.0})
-            write_run(tmp_path / "runs", name, lr, 0, loss, rows=rows, logit=10.0 ** (number * 20))
+            summary = {"initial": {"val/loss": 1e300}}
+            write_run(tmp_path / "runs", name, lr, 0, loss, rows=rows, logit=10.0 ** (number * 20), summary=summary)
     paths = draw(read(tmp_path / "runs"), tmp_path / "figures", FORMATS)
     assert len(paths) == len(ALL) * len(FORMATS)
     svg = (tmp_path / "figures" / "loss_over_lr.svg").read_text(encoding="utf-8")
@@ -361,7 +365,8 @@ def test_diverged_runs_stand_above_the_rule_with_their_share(sweep: Path, style:
 def test_one_huge_loss_does_not_flatten_the_rest(tmp_path: Path, style: None) -> None:
     for arm in ("none", "qknorm"):
         for at, lr in enumerate(LRS):
-            write_run(tmp_path, arm, lr, loss=1e12 if arm == "none" and at == 2 else 2.0 + at * 0.1)
+            loss = 1e12 if arm == "none" and at == 2 else 2.0 + at * 0.1
+            write_run(tmp_path, arm, lr, loss=loss, summary=HIGH_START)
     figure = loss_over_lr(read(tmp_path))
     assert figure
     loss = figure.axes[0]
@@ -430,7 +435,7 @@ def test_numbers_on_the_axes_are_apart_and_not_alike(
     tmp_path: Path, style: None, lrs: Sequence[float], losses: tuple[float, float], x: list[str], y: list[str]
 ) -> None:
     for at, lr in enumerate(lrs):
-        write_run(tmp_path, lr=lr, loss=losses[at % 2])
+        write_run(tmp_path, lr=lr, loss=losses[at % 2], summary=HIGH_START)
     figure = loss_over_lr(read(tmp_path))
     assert figure
     axes = figure.axes[0]
@@ -736,7 +741,7 @@ def test_differences_are_grouped_by_setting_and_say_what_is_missing(sweep: Path,
 
 def test_a_difference_out_of_view_is_an_arrow_at_the_edge(tmp_path: Path, style: None) -> None:
     for number, loss in enumerate((2.0, 2.1, 2.2, 2.15, 2.05, 2.12, 1e12)):
-        write_run(tmp_path, "none" if number == 0 else f"s{number}", loss=loss)
+        write_run(tmp_path, "none" if number == 0 else f"s{number}", loss=loss, summary=HIGH_START)
     figure = differences(read(tmp_path))
     assert figure
     (axes,) = figure.axes

@@ -18,6 +18,7 @@ LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 BASELINE = (3.961, 3.881, 3.850, 3.841, 3.857, 4.269, 5.065)
 ZLOSS = (3.961, 3.878, 3.848, 3.836, 3.841, 3.854, 3.955)
 INITIAL = {"val/loss": 10.83}
+LRS3 = (1e-3, 1e-2, 1e-1)
 
 
 def ladders(path: Path) -> dict[str, Ladder]:
@@ -56,14 +57,52 @@ def test_a_run_without_a_finite_loss_has_the_loss_at_initialisation(make_run, tm
     assert ladder.usable.edge == 1e-2
 
 
-def test_a_missing_learning_rate_leaves_the_sensitivity_undefined(make_run, tmp_path: Path) -> None:
-    for lr in (1e-3, 1e-2, 1e-1):
-        make_run(f"n{lr}", [], lr)
-    for lr in (1e-3, 1e-1):
-        make_run(f"q{lr}", ["qknorm"], lr)
-    ladder = ladders(tmp_path)["qknorm"]
-    assert ladder.sensitivity is None
-    assert ladder.reason == "1 of 3 learning rates have no result"
+def test_a_ladder_takes_an_arms_own_rates_and_differences_those_that_both_have(make_run, tmp_path: Path) -> None:
+    for seed in range(2):
+        for lr, loss in ((1e-3, 2.1), (1e-2, 2.0), (1e-1, 2.4)):
+            make_run(f"n{lr}{seed}", [], lr, seed, loss + 0.1 * seed)
+            if lr != 1e-2:
+                make_run(f"q{lr}{seed}", ["qknorm"], lr, seed, loss + 0.1 * seed - 0.05 * (lr == 1e-1))
+    comparison = compare(find_runs([tmp_path])[0])
+    none, qknorm = comparison.ladders
+    assert (none.lrs, qknorm.lrs, qknorm.common) == (LRS3, (1e-3, 1e-1), (1e-3, 1e-1))
+    assert none.sensitivity is not None
+    assert none.sensitivity.value == pytest.approx((0.1 + 0.0 + 0.4) / 3)
+    assert qknorm.sensitivity is not None
+    assert qknorm.sensitivity.value == pytest.approx(0.25 / 2)
+    assert qknorm.difference is not None
+    assert qknorm.difference.value == pytest.approx((0.25 - 0.3) / 2)
+    assert (none.best_lr, qknorm.best_lr, qknorm.tuned) == (1e-2, 1e-3, (1e-3, 1e-3))
+    assert qknorm.gain is not None
+    assert qknorm.gain.value == pytest.approx(0.0)
+    (sentence,) = decision(comparison)
+    assert "at its best learning rate of the rates that both have (0.001)" in sentence
+    assert "LR sensitivity of the rates that both have -0.025" in sentence
+    from stability_lab.compare import text_report as report
+
+    assert "Learning rates: 0.001, 0.01, 0.1 (none); 0.001, 0.1 (qknorm). Columns take" in report.text(comparison)
+
+
+def test_nothing_is_said_of_rates_at_which_an_arm_has_no_run(make_run, tmp_path: Path) -> None:
+    for lr in LRS3:
+        make_run(f"n{lr}", [], lr, loss=2.0 + 2 * lr)
+        if lr < 0.1:
+            make_run(f"q{lr}", ["qknorm"], lr, loss=2.0 + lr)
+        make_run(f"z{lr}", ["zloss"], lr, loss=2.0, status="failed")
+    found = ladders(tmp_path)
+    assert (str(found["qknorm"].stable), found["qknorm"].usable and found["qknorm"].usable.edge) == (">= 0.01", None)
+    assert (found["zloss"].lrs, found["zloss"].sensitivity, found["zloss"].stable) == ((), None, None)
+    sentences = decision(compare(find_runs([tmp_path])[0]))
+    assert "loses 0.1 nats nowhere up to 0.01 (none at 0.1)" in sentences[0]
+    assert sentences[1] == "zloss: no run to judge by."
+
+
+def test_an_undecided_run_is_no_evidence_of_stability(make_run, tmp_path: Path) -> None:
+    for lr, verdict in zip(LRS3, ("stable", "undecided", "diverged"), strict=True):
+        make_run(f"n{lr}", [], lr, loss=2.0, verdict=verdict)
+    ladder = ladders(tmp_path)["none"]
+    assert str(ladder.stable) == "[0.001, 0.1)"
+    assert ladder.losses[:2] == (2.0, 2.0)
 
 
 def test_undertrained_is_not_unstable_below_the_best_learning_rate(make_run, tmp_path: Path) -> None:
@@ -116,6 +155,49 @@ def test_the_suggested_commands_name_arms_rates_seeds_and_what_was_set(make_run,
     assert "seed=1,2 optimizer.lr=0.001,0.01" in seeds
 
 
+@pytest.mark.parametrize(
+    ("wiggles", "seeds", "words"),
+    [
+        ((0.02, -0.01, 0.0), "3-7", "How many a difference takes cannot be told from these"),
+        (
+            (0.04, -0.01, 0.02, 0.03, -0.015, 0.03, 0.01),
+            "7-16",
+            "takes 9 to 77, were its size the true one (80% power)",
+        ),
+        ((0.02, -0.01, 0.04, 0.01, -0.05), "5-9", "How many a difference takes cannot be told from these"),  # noise
+    ],
+)
+def test_new_seeds_are_to_be_compared_alone(make_run, tmp_path: Path, wiggles, seeds: str, words: str) -> None:
+    for seed, wiggle in enumerate(wiggles):
+        make_run(f"n{seed}", [], seed=seed, loss=2.0 + 0.1 * seed)
+        make_run(f"q{seed}", ["qknorm"], seed=seed, loss=2.0 + 0.1 * seed + wiggle)
+    why, train, alone = suggest(compare(find_runs([tmp_path])[0]), ["outputs/first"])
+    assert "alone and once" in why
+    assert words in why
+    first, last = map(int, seeds.split("-"))
+    assert f"seed={','.join(map(str, range(first, last + 1)))} " in train
+    assert alone == f"  python -m stability_lab compare outputs/first --seeds {seeds}"
+
+
+def test_what_takes_more_seeds_than_anybody_makes_gets_no_command(make_run, tmp_path: Path) -> None:
+    wiggles = [0.06, -0.05, 0.06, -0.04, 0.05, -0.03, 0.06, 0.05, -0.05, 0.06, -0.04, 0.05]
+    for seed, wiggle in enumerate(wiggles):
+        make_run(f"n{seed}", [], seed=seed, loss=2.0)
+        make_run(f"q{seed}", ["qknorm"], seed=seed, loss=2.0 + wiggle)
+    (line,) = suggest(compare(find_runs([tmp_path])[0]))
+    assert line.startswith("No new seeds: the clearest open difference takes")
+
+
+def test_a_rate_that_an_arm_lacks_is_suggested(make_run, tmp_path: Path) -> None:
+    for lr in LRS3:
+        make_run(f"n{lr}", [], lr, loss=2.0 + lr)
+        if lr < 0.1:
+            make_run(f"q{lr}", ["qknorm"], lr, loss=1.9 + lr)
+    lines = suggest(compare(find_runs([tmp_path])[0]))
+    assert lines[0] == "Learning rates that an arm lacks (runs that are there are skipped):"
+    assert "optimizer.lr=0.1 +stabilizer=none,qknorm" in lines[1]
+
+
 def test_an_option_that_only_some_arms_have_makes_a_command_of_its_own(make_run, tmp_path: Path) -> None:
     for i, weight in enumerate((1e-4, 1e-5)):
         overrides = ["+stabilizer=[zloss]", f"++stabilizer.zloss.weight={weight:g}", "++seed=0"]
@@ -150,22 +232,22 @@ def test_an_arm_that_diverges_everywhere_is_best_nowhere(make_run, tmp_path: Pat
     assert "2 of 2 runs diverged (baseline 0 of 2)" in decision(compare(find_runs([tmp_path])[0]))[0]
 
 
-def test_the_decision_is_corrected_over_its_own_family(make_run, tmp_path: Path) -> None:
-    """Each arm at its best: alone a difference is resolved that is not among four."""
+def test_the_decision_is_corrected_with_the_whole_report(make_run, tmp_path: Path) -> None:
+    """Two differences and a sensitivity of one arm; the gain is one of the differences."""
     base = [2.0, 2.1, 2.2, 2.3]
     shifted = [1.95, 2.08, 2.14, 2.27]
     for lr in (1e-3, 1e-2):
         for seed in range(4):
             make_run(f"n{lr}{seed}", [], lr, seed, base[seed] + (lr > 5e-3))
             make_run(f"a{lr}{seed}", ["a"], lr, seed, shifted[seed] + (lr > 5e-3))
-    (alone,) = decision(compare(find_runs([tmp_path])[0]))
-    assert "0.04 below (p 0.022 by Holm)" in alone
-    for name in "bcd":
-        for lr in (1e-3, 1e-2):
-            for seed in range(4):
-                make_run(f"{name}{lr}{seed}", [name], lr, seed, base[seed] + (lr > 5e-3) + 0.01 * (-1) ** seed)
-    among = decision(compare(find_runs([tmp_path])[0]))
-    assert "not distinguishable (-0.0400, p 0.088 by Holm)" in among[0]
+    comparison = compare(find_runs([tmp_path])[0])
+    (alone,) = decision(comparison)
+    gain = comparison.ladders[1].gain
+    assert gain is not None
+    assert gain.p is not None
+    assert gain.p == pytest.approx(0.0220, abs=1e-4)
+    assert gain.p_holm == pytest.approx(3 * gain.p)
+    assert "not distinguishable (-0.0400, p 0.066 by Holm)" in alone
 
 
 def test_only_a_loss_has_a_ladder(make_run, tmp_path: Path) -> None:
