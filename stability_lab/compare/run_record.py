@@ -15,12 +15,11 @@ import numpy as np
 import yaml
 
 from stability_lab.config import ConfigError, in_fingerprint
+from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.text import flatten, number, shown
 
 OPEN_GROUPS = ("data", "tokenizer")
 _ENDED = ("completed", "diverged")
-# A final loss so far above the initial one is a divergence, as for the judge.
-ABOVE_NATS = 0.5
 _OWN_FILES = frozenset(("config.yaml", "manifest.json", "metrics.jsonl", "summary.json"))
 
 # The C parser reads 200 configurations in the time that the other needs for 10.
