@@ -14,8 +14,8 @@ from stability_lab.judge.spikes import MERGE
 # Values until the signal is back: a spike of one or two odd batches, and one from which the run had to recover.
 BRIEF, SLOW = 3, 20
 # Spikes per 1,000 values above which a run is spiky, all of them and those that last longer than `BRIEF`. In 32 public
-# logs of healthy pre-training (docs/judge.md) the highest rates are 4.4 and 0.5.
-ALL_LIMIT, LASTING_LIMIT = 5.0, 1.0
+# logs of healthy pre-training (docs/judge.md) the highest rates are 4.9 and 0.1.
+ALL_LIMIT, LASTING_LIMIT = 5.0, 0.1
 # A rise of the loss in nats, or of the gradient norm as a factor, that makes a run undecided if it is not over.
 TALL_NATS, TALL_TIMES = 0.25, 10.0
 
