@@ -248,7 +248,7 @@ def _older(what: str) -> NoFinding:
 def _at(part: Part, evidence: PartEvidence, test: _Test, where: str) -> list[KeptRun]:
     """The runs of an arm at one learning rate, which the test names by its place in the part's grid."""
     scale = part.scales.get(str(evidence.head.get("scale")))
-    lrs = scale.lrs if scale else ()
+    lrs = [lr for lr in scale.lrs if lr <= test.get("up_to", math.inf)] if scale else []
     lr = lrs[test.get("at", 0)] if lrs else None
     return [run for run in _runs(evidence, where) if run.lr == lr]
 

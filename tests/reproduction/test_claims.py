@@ -125,13 +125,15 @@ def test_other_arms_of_the_setting_show_how_much_runs_vary() -> None:
 
 
 def test_the_learning_rate_is_named_by_its_place() -> None:
-    def found(runs: Sequence[KeptRun], at: int) -> str:
-        (decided,) = decide(PART, [claim("difference", **TEST, at=at)], PartEvidence({"scale": "cpu"}, tuple(runs)))
+    def found(runs: Sequence[KeptRun], at: int, **more: Any) -> str:
+        test = claim("difference", **TEST, at=at, **more)
+        (decided,) = decide(PART, [test], PartEvidence({"scale": "cpu"}, tuple(runs)))
         return decided.finding.verdict
 
     runs = [*arms(LOW, HIGH, lr=1e-3), *arms(HIGH, LOW, lr=1e-1)]
     assert found(runs, 0) == SAME_RESOLVED
     assert found(runs, -1) == CONTRADICTS
+    assert found(runs, -1, up_to=1e-3) == SAME_RESOLVED
     # Where no run has the last rate the claim is not decided at another.
     assert found(runs[:6], -1) == NOT_RESOLVABLE
 
