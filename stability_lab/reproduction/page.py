@@ -11,6 +11,7 @@ from pathlib import Path
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import t_interval
 from stability_lab.compare.tables import escape_markdown, markdown_table
+from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, claims_of
 from stability_lab.reproduction.claim_verdicts import VERDICTS, Finding
 from stability_lab.reproduction.claims import NOT_BUILT, Decided, decide, ladder_of
@@ -147,8 +148,10 @@ def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
     settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]
     facts = [f"Settings: {escape_markdown('; '.join(settings))}."] if settings else []
     if evidence.runs:
-        rise = f"{part.delta:g} nat{'' if part.delta == 1 else 's'}"
-        facts.append(f"A finite run counts as diverged if its loss ends {rise} above its lowest level.")
+        facts.append(
+            f"A finite run counts as diverged if its loss ends {part.delta:g} nats above its lowest level, or "
+            f"{ABOVE_NATS:g} above its initial one."
+        )
     return blocks + [" ".join(facts)] * bool(facts)
 
 
