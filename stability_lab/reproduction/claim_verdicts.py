@@ -59,8 +59,8 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     """The sign of a - b against the published `direction`, 1 or -1.
 
     A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If a test
-    excludes it, and ours is smaller, that is the verdict. If our seeds, spread and number of tests could not show even
-    that difference, the sign is not resolvable.
+    excludes it, and not 0, ours is smaller. If our seeds, spread and number of tests could not show even it, the sign is
+    not resolvable.
     """
     d = difference
     if d.p_holm is None:
@@ -76,7 +76,7 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
         return Finding(_side(same, resolved=True), *interval, chance)
     if effect:
         p = tested(d.value - effect, (d.spread or 0.0) / math.sqrt(d.n), d.df or 0.0)[2]
-        if p is not None and p * d.tests <= 1 - LEVEL and (effect - d.value) * effect > 0:
+        if p is not None and p * d.tests <= 1 - LEVEL:  # as 0 is not excluded, ours is the smaller one
             excluded = _p(p * d.tests, d.tests, "Bonferroni")
             return Finding(SMALLER, *interval, f"{chance}; the published {effect:.3g} is excluded with {excluded}")
         needed = d.seeds_for(effect)
