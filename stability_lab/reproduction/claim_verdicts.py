@@ -59,8 +59,8 @@ def signed(difference: Difference, direction: int, effect: float | None = None) 
     """The sign of a - b against the published `direction`, 1 or -1.
 
     A difference outside any `family` is tested alone. `effect` is the published difference in the same unit. If a test
-    excludes it, and not 0, ours is smaller. If our seeds, spread and number of tests could not show even it, the sign is
-    not resolvable.
+    excludes it, and not 0, ours is smaller. If our seeds, spread and number of tests could not show even it, the sign
+    is not resolvable.
     """
     d = difference
     if d.p_holm is None:
