@@ -9,7 +9,7 @@ difference could say whether seeds matter.
 Three seeds hardly know their own spread. So the variance of a difference is the mean square of all arms of its setting
 times a ratio: how much the compared arms vary beside all of them. The ratio is the setting's own, averaged with those
 of the other settings, which together weigh as two degrees of freedom. The degrees of freedom of the product follow
-Satterthwaite. In a single setting this is Student's paired or Welch's test. `benchmarks/statistics.py` measures level
+Satterthwaite. In a single setting this is Student's paired or Welch's test. `benchmarks/levels.py` measures level
 and power.
 """
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from stability_lab.compare.run_record import OPEN_GROUPS, RunRecord, hashable
@@ -34,16 +35,16 @@ class Cell:
     runs: tuple[RunRecord, ...]
     repeats: tuple[RunRecord, ...] = ()
 
-    @property
+    @cached_property
     def ended(self) -> tuple[RunRecord, ...]:
         return tuple(run for run in self.runs if run.ended)
 
-    @property
+    @cached_property
     def finite(self) -> tuple[RunRecord, ...]:
         """Runs that count in a mean."""
         return tuple(run for run in self.ended if not run.diverged)
 
-    @property
+    @cached_property
     def diverged(self) -> tuple[RunRecord, ...]:
         return tuple(run for run in self.ended if run.diverged)
 

@@ -106,6 +106,7 @@ class _Rungs:
         self.cells = {float(cell.setting[LR]): cell for cell in cells if cell.ended}
         self.grid = tuple(sorted(self.cells))
         self.by_seed: dict[str, dict[float, RunRecord]] = {}
+        self._sensitivities: dict[tuple[float, ...], tuple[dict[str, tuple[float, float]], str | None]] = {}
         for lr, cell in self.cells.items():
             for run in cell.ended:
                 self.by_seed.setdefault(str(seed_of(run)), {})[lr] = run
@@ -125,8 +126,13 @@ class _Rungs:
         value = run.metric(self.metric)
         return math.nan if value is None and run.diverged else value
 
-    def sensitivities(self, grid: Sequence[float]) -> tuple[dict[str, tuple[float, float]], str | None]:
+    def sensitivities(self, grid: tuple[float, ...]) -> tuple[dict[str, tuple[float, float]], str | None]:
         """(measured, with l0) of each seed that has one over `grid`, and a reason where none has."""
+        if grid not in self._sensitivities:
+            self._sensitivities[grid] = self._of(grid)
+        return self._sensitivities[grid]
+
+    def _of(self, grid: tuple[float, ...]) -> tuple[dict[str, tuple[float, float]], str | None]:
         found, reason = {}, "no run has ended"
         for seed, runs in self.by_seed.items():
             l0 = self.l0(seed)
@@ -141,7 +147,7 @@ class _Rungs:
                 found[seed] = (result.value, result.value_l0)
         return found, None if found else reason
 
-    def measured(self, grid: Sequence[float]) -> dict[str, float]:
+    def measured(self, grid: tuple[float, ...]) -> dict[str, float]:
         return {seed: value for seed, (value, _) in self.sensitivities(grid)[0].items()}
 
     def means(self) -> tuple[float | None, ...]:

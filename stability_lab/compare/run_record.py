@@ -81,7 +81,7 @@ class RunRecord:
         """Has it a result? A diverged run has one."""
         return self.status in _ENDED
 
-    @property
+    @cached_property
     def diverged(self) -> bool:
         """Also a run that ended far above its start, which older versions called `no_learning`."""
         return self.status == "diverged" or self.verdict == "diverged" or self._ended_above_start
