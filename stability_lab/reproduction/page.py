@@ -28,7 +28,7 @@ _UNITS = {
     **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
 }
 _TESTED = ("/decision.png", "/differences.png")
-_FAMILY = "A filled mark is significant by Holm's rule over the differences of its figure; claims are corrected apart."
+_FAMILY = "A filled mark is significant by Holm's rule over all tests of these runs; claims are corrected apart."
 
 
 def load(reproduction: Reproduction, out: Path) -> dict[tuple[str, str], PartEvidence]:
