@@ -88,9 +88,9 @@ def main(argv: Sequence[str]) -> int:
 def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
     """One block for each log. Spikes that several of them share are batches, which none of them is blamed for."""
     series = [log.log for log in logs]
-    shared, found = shared_spikes(series, [find_events(each) for each in series])
+    sharing, found = shared_spikes(series, [find_events(each) for each in series])
     blocks = []
-    for log, events in zip(logs, found, strict=True):
+    for at, (log, events) in enumerate(zip(logs, found, strict=True)):
         evidence, notes = run_evidence(log.source)
         for name in ("warmup_steps", "vocab_size"):
             if getattr(args, name) is not None:
@@ -98,15 +98,18 @@ def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
         if args.initial_loss is not None:
             evidence = dataclasses.replace(evidence, initial_val_loss=args.initial_loss)
         judgement = judged(log.log, evidence, events).as_dict()
-        own = [dataclasses.asdict(spike) for spike in shared if log.log.step[0] <= spike.step <= log.log.step[-1]]
+        steps = _span(log.log.step)
+        shared = [spike for spike in sharing.spikes if steps["first"] <= spike.step <= steps["last"]]
+        if at in sharing.copies:
+            notes.append(f"This log equals that of {shown(logs[sharing.copies[at]].source)}: they are one run.")
         blocks.append(
             {
                 **_head(log.source, log.run, log.format, log.n_rows),
                 "columns": log.columns,
-                "steps": _span(log.log.step),
+                "steps": steps,
                 **judgement,
                 "scores": _only(judgement["scores"], args.definition),
-                **({"shared_spikes": own} if own else {}),
+                **({"shared_spikes": [dataclasses.asdict(spike) for spike in shared]} if shared else {}),
                 "notes": [*log.notes, *notes, *judgement["notes"]],
             }
         )
@@ -124,8 +127,8 @@ def _shared_lines(blocks: Sequence[Block]) -> Iterator[str]:
     of = max(spike["of"] for spike in shared.values())
     yield ""
     many = f"{len(shared):,} spike{'s' if len(shared) > 1 else ''}"
-    yield f"{many} at the same step in up to {most} of {of} logs: {steps}{more}"
-    yield "  If these runs read the same data, these are batches: look at it. No run is blamed for them."
+    yield f"{many} at the same step in up to {most} of {of} logs, more than chance would make: {steps}{more}"
+    yield "  If these runs read the same data, these are batches: look at it. They count against no run."
 
 
 def _one_metric(series: LogSeries, source: Source, notes: list[str], definition: str | None) -> Block:

@@ -12,6 +12,9 @@ from stability_lab.judge.log import Log
 
 # Log Z of a sound output layer stays near ln(vocabulary) or below; drifts of so many nats are what a z-loss is for.
 LOG_Z_NATS = 20.0
+EARLY_STEPS = 20
+# A learning rate is warming up that rose over so many values.
+_RISING_ROWS = 5
 
 
 def advice(log: Log, events: Sequence[Event], first_bad: int | None, warmup_steps: int, own: bool) -> str:
@@ -36,24 +39,32 @@ def advice(log: Log, events: Sequence[Event], first_bad: int | None, warmup_step
         return (
             f"the gradient norm had been rising since step {slow[0].step}: try "
             + key("a lower learning rate", "optimizer.lr")
-            + ", or a norm at the place whose gradient grows first"
+            + ", and look whose gradient grows first"
         )
-    if first_bad is not None and first_bad <= max(20, warmup_steps):
+    if first_bad is not None and (when := _early(before, warmup_steps)):
         return (
-            "it happened while the learning rate was warming up: try "
+            f"it happened {when}: try "
             + key("a longer warm-up", "schedule.warmup_steps")
             + ", "
             + key("a lower learning rate", "optimizer.lr")
             + " or smaller initial weights"
         )
-    return (
-        "try "
-        + key("a lower learning rate", "optimizer.lr")
-        + ", "
-        + key("a longer warm-up", "schedule.warmup_steps")
-        + " or "
-        + key("QK-norm", "+stabilizer=qknorm")
-    )
+    if first_bad is None and all(event.recovery is not None and event.recovery <= log.stride for event in events):
+        return "each of them is back with the next value, as with single batches: look at the data of these steps"
+    lower = "try " + key("a lower learning rate", "optimizer.lr") + " or tighter gradient clipping"
+    return lower if log.max_attn_logit is not None else f"{lower}, and log the largest attention logit"
+
+
+def _early(before: Log, warmup_steps: int) -> str | None:
+    """When a fault happened, if that was while the learning rate was rising, or within the first steps."""
+    lr = before.lr
+    if lr is not None and np.isfinite(lr).all() and len(before) > _RISING_ROWS:
+        if (np.diff(lr[-_RISING_ROWS:]) > 0).all():
+            return "while the learning rate was warming up"
+        return "within the first 20 steps" if before.step[-1] <= EARLY_STEPS else None
+    if before.step[-1] <= warmup_steps:
+        return "while the learning rate was warming up"
+    return "within the first 20 steps" if before.step[-1] <= EARLY_STEPS else None
 
 
 def _largest(values: np.ndarray | None) -> float:

@@ -60,11 +60,12 @@ FLOORS = {
 @dataclass(frozen=True)
 class Spike:
     """Rows of a spike: `flagged` are those that jump from `level`, `away` the longest way from one of them to where the
-    signal was back, None if it is not back after the last one."""
+    signal was back, None if it is not back after the last one. `count` is how often it left its level."""
 
     flagged: NDArray[np.intp]
     level: float
     away: tuple[int, int] | None
+    count: int
 
     @property
     def begin(self) -> int:
@@ -96,7 +97,8 @@ def spikes(y: Array, floors: Floors, start: int = 0) -> list[Spike]:
         ways = [(int(row), fall.first(int(row) + 1, low + half)) for row in rows]
         known = [(row, back) for row, back in ways if back is not None]
         away = max(known, key=lambda way: way[1] - way[0]) if len(known) == len(ways) else None
-        found.append(Spike(rows, low, away))
+        again = sum(back is not None and back <= later for (_, back), later in zip(ways, rows[1:], strict=False))
+        found.append(Spike(rows, low, away, 1 + int(again)))
     return found
 
 

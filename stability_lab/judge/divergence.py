@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ MARGIN_NATS = 0.05
 END_ROWS, BEGIN_ROWS = 20, 5
 # The lowest level is a mean over END_ROWS values, or over this part of them where that is more.
 LEVEL_PART = 0.02
+# A rise that is not over is looked for in so many last values, against so many before them.
+LATE_ROWS, BEFORE_ROWS, RISING_NATS = 100, 400, 0.25
 # Standard errors that an end must be off in noisy logs.
 SURE = 6.0
 
@@ -56,14 +59,30 @@ class Losses:
         """The median of the last twenty."""
         return float(np.median(self.value[-END_ROWS:]))
 
-    @property
-    def noise(self) -> float:
-        """The standard error of the end, from the differences of neighbours."""
+    @cached_property
+    def deviation(self) -> float:
+        """The standard deviation of one loss, from the differences of neighbours, without their trend."""
         if self.n < 3:
             return 0.0
         steps = np.diff(self.value)
-        deviation = 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)  # without the trend
-        return 1.2533 * deviation / math.sqrt(min(self.n, END_ROWS))
+        return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
+
+    @property
+    def noise(self) -> float:
+        """The standard error of the end, a median."""
+        return 1.2533 * self.deviation / math.sqrt(max(1, min(self.n, END_ROWS)))
+
+    @property
+    def peak(self) -> int:
+        """The row of the highest loss after the lowest level."""
+        lowest = int(self.level().argmin()) + self.width - 1
+        return lowest + int(self.value[lowest:].argmax())
+
+    @property
+    def frozen(self) -> int:
+        """How many losses at the end are exactly the same."""
+        other = np.flatnonzero(self.value != self.value[-1])
+        return self.n - 1 - int(other[-1]) if other.size else self.n
 
     @property
     def width(self) -> int:
@@ -108,8 +127,23 @@ def rose(losses: Losses, delta: float = RISE_NATS) -> int | None:
 
 
 def ended_above(losses: Losses, begin: float) -> bool:
-    """Whether the run ended far above the loss with which it began."""
-    return losses.n >= END_ROWS and losses.end > begin + ABOVE_NATS + SURE * losses.noise
+    """Whether the run ended far above the loss with which it began, be it with its very last value."""
+    if losses.n < END_ROWS:
+        return False
+    last = float(losses.value[-1]) > begin + ABOVE_NATS + SURE * losses.deviation
+    return last or losses.end > begin + ABOVE_NATS + SURE * losses.noise
+
+
+def rises_at_end(losses: Losses) -> bool:
+    """Whether the end is above all levels of the `BEFORE_ROWS` values before its last `LATE_ROWS`, or, in a shorter
+    log, above the lowest level, by too little for a divergence: a slow rise shows itself later."""
+    if losses.n < 2 * END_ROWS:
+        return False
+    if losses.n < LATE_ROWS + 2 * END_ROWS:
+        usual = float(losses.level().min())
+    else:
+        usual = float(rolling_median(losses.value[-BEFORE_ROWS - LATE_ROWS : -LATE_ROWS], END_ROWS).max())
+    return losses.end > usual + RISING_NATS + SURE * losses.noise
 
 
 def lost_all(losses: Losses, begin: float) -> bool:

@@ -35,8 +35,9 @@ class Event:
 
     `height` is how far it rose above its level before, `value` its largest value, both in the signal's own unit;
     `length` the steps it lasted, `recovery` the most steps until the signal was back, None if it never was. `signal` is
-    its series, where it has one. `cause` is `data` where a level shift changes nothing but the level, and `batch` where
-    several runs have a spike at the same step (`shared_spikes`). None is undefined or unknown.
+    its series, where it has one, and `count` how often it left its level, in a burst more than once. `cause` is `data`
+    where a level shift changes nothing but the level, and `batch` where several runs have a spike at the same step
+    (`shared_spikes`). None is undefined or unknown.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Event:
     tokens: int | None
     detail: str
     signal: str | None = None
+    count: int = 1
     cause: Literal["data", "batch"] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +88,8 @@ def unexplained(events: Sequence[Event], stride: int = 1) -> list[Event]:
             return False
         if cause.kind == "level_shift" and event.kind in SPIKES and (cause.recovery is None or cause.cause == "data"):
             return abs(event.step - cause.step) <= EDGE_ROWS * stride
-        return cause.kind in SPIKES and event.kind == "slow_rise" and 0 <= event.step - cause.step <= TAIL_ROWS * stride
+        tail = cause.kind in SPIKES and cause.recovery is not None and event.kind == "slow_rise"
+        return tail and 0 <= event.step - cause.step <= TAIL_ROWS * stride
 
     causes = [event for event in events if event.kind in SPIKES or event.kind == "level_shift"]
     return [event for event in events if not any(explains(cause, event) for cause in causes if cause is not event)]
@@ -120,7 +123,7 @@ class Signal:
     def _spike(self, spike: Spike) -> Event:
         level, top = self._value(spike.level), float(self.x[spike.flagged].max())
         times = f", {top / level:.3g} times that" if self.name == "grad_norm" and level > 0 else ""
-        many = "" if spike.flagged.size == 1 else f", {spike.flagged.size} values"
+        many = f", {spike.count} times" if spike.count > 1 else ""
         return _event(
             self.log,
             f"{self.name}_spike",
@@ -131,12 +134,13 @@ class Signal:
             value=top,
             detail=f"{NAMES[self.name]} up to {top:.4g} from a level of {level:.4g}{times}{many}",
             signal=self.name,
+            count=spike.count,
         )
 
     def _drift(self, kind: str, drift: Drift, rows: NDArray[np.intp]) -> Event:
         back = None if drift.back is None else int(rows[drift.back])
         low, top = self._value(drift.low), self._value(drift.top)
-        how = "slowly" if kind == "slow_rise" else "at once"
+        how = "rises slowly" if kind == "slow_rise" else "jumps"
         data = ", and it falls on as before: did the data change?" if drift.falls_on else ""
         return _event(
             self.log,
@@ -146,7 +150,7 @@ class Signal:
             self.stride,
             height=top - low,
             value=top,
-            detail=f"median {NAMES[self.name]} of {RISE_ROWS} values from {low:.4g} to {top:.4g} {how}{data}",
+            detail=f"median {NAMES[self.name]} {how} from {low:.4g} to {top:.4g}{data}",
             signal=self.name,
             cause="data" if drift.falls_on else None,
         )

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stability_lab.judge.divergence import losses_of
 from stability_lab.judge.events import NAMES, Event, find_events, unexplained
 from stability_lab.judge.log import Log
 from stability_lab.judge.spikes import SpikeScore, spike_scores
 from stability_lab.judge.verdict import NO_EVIDENCE, Evidence, Verdict, decide, initial_loss_warning
+
+# An initial loss and the first losses of a log further apart are of two runs.
+UNLIKE_NATS = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +73,18 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
         notes.append(f"The log begins at step {log.step[0]}: what came before is not judged.")
     if len(kept) < len(log):
         notes.append(f"{len(log) - len(kept)} of {len(log)} steps were skipped and are left out of verdict and scores.")
+    losses = losses_of(kept)
+    if losses.n and losses.begins and evidence.initial_val_loss is not None:
+        if abs(losses.begin - evidence.initial_val_loss) > UNLIKE_NATS:
+            notes.append(
+                f"The log begins at {losses.begin:.3f} nats, far from the initial loss of "
+                f"{evidence.initial_val_loss:.3f}: one of the two is of another run."
+            )
+    elif losses.n and losses.begins:
+        warning = initial_loss_warning(losses.begin, evidence.vocab_size)
+        notes += [warning.replace("before training is", "at the begin of the log is")] if warning else []
+    if losses.n and losses.value.min() < 0:
+        notes.append("A cross-entropy cannot be negative: this loss holds something else.")
     if log.loss is None:
         notes.append("The log has no loss: learning and finite divergence are not judged.")
     if log.grad_norm is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
 from stability_lab.judge.events import SPIKES, Event
@@ -16,16 +18,22 @@ BRIEF, SLOW = 3, 20
 # Spikes per 1,000 values above which a run is spiky, all of them and those that last longer than `BRIEF`. In 32 public
 # logs of healthy pre-training (docs/judge.md) the highest rates are 4.9 and 0.1.
 ALL_LIMIT, LASTING_LIMIT = 5.0, 0.1
+# A run that begins to spike late is not saved by its length: the rates of its parts of so many values count, too.
+PART = 1000
 # A rise of the loss in nats, or of the gradient norm as a factor, that makes a run undecided if it is not over.
 TALL_NATS, TALL_TIMES = 0.25, 10.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """`count` spikes in `values`, per 1,000 of them with the exact Poisson interval of 95% (Garwood, 1936)."""
+    """`count` spikes in `values`, per 1,000 of them with the exact Poisson interval (Garwood, 1936).
+
+    The interval holds 95%, or so much more that the one of the most spiky of `parts` holds it.
+    """
 
     count: int
     values: int
+    parts: int = 1
 
     @property
     def per_1000(self) -> float:
@@ -33,8 +41,9 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        low = gammaincinv(self.count, 0.025) if self.count else 0.0
-        high = gammaincinv(self.count + 1, 0.975)
+        tail = 0.025 / self.parts
+        low = gammaincinv(self.count, tail) if self.count else 0.0
+        high = gammaincinv(self.count + 1, 1 - tail)
         return float(1000 * low / self.values), float(1000 * high / self.values)
 
     def exceeds(self, limit: float) -> bool:
@@ -42,56 +51,73 @@ class Rate:
         return self.interval[0] > limit
 
     def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.per_1000:.2g} per 1,000 values (95%: {low:.2g} to {high:.2g})"
+        low, high = map(_short, self.interval)
+        return f"{_short(self.per_1000)} per 1,000 values (95%: {low} to {high})"
+
+
+def _short(x: float) -> str:
+    return f"{x:.0f}" if x >= 10 else f"{x:.1f}" if x >= 1 else f"{x:.1g}"
 
 
 @dataclass(frozen=True)
 class Spikes:
     """The spikes of a run that are its own: those of loss and gradient norm at the same place are one.
 
-    `brief` were back within 3 values and `lasting` later; `slow` counts those that took more than 20. `open` is the
-    first tall one that is not back at the end. `batches` counts those that other runs have too.
+    `all` and `lasting`, those that took over 3 values to recover, are the rates of the whole log, or of its most spiky
+    part where that alone exceeds a limit. `slow` are events that took more than 20 values, `lost` those of a loss that
+    was not finite. `open` is the first tall one that is not back at the end. `batches` counts those that other runs
+    have too.
     """
 
     first: Event | None
-    brief: Rate
+    count: int
+    all: Rate
     lasting: Rate
-    slow: int
+    slow: list[Event]
+    lost: list[Event]
     open: Event | None
     batches: int
 
     @property
-    def all(self) -> Rate:
-        return Rate(self.brief.count + self.lasting.count, self.brief.values)
-
-    @property
     def sick(self) -> bool:
-        return self.slow > 0 or self.lasting.exceeds(LASTING_LIMIT) or self.all.exceeds(ALL_LIMIT)
+        rates = self.lasting.exceeds(LASTING_LIMIT) or self.all.exceeds(ALL_LIMIT)
+        return bool(self.slow or self.lost) or rates
 
 
 def spikes_of(log: Log, events: Sequence[Event]) -> Spikes:
-    """Count the spikes of `events`, without those that are batches. A loss that is not finite for a while counts as one
-    from which the run recovered slowly."""
-    stride, last = log.stride, int(log.step[-1])
+    """Count the spikes of `events`, without those that are batches."""
+    stride = log.stride
     own = [event for event in events if event.kind in SPIKES and event.cause is None]
-    lost = [event for event in events if event.kind == "nonfinite_step" and event.signal == "loss"]
-    rows, unfinished = [], None
-    for cluster in _clusters(own, MERGE * stride):
-        rows.append(max(SLOW if event.recovery is None else event.recovery / stride for event in cluster))
-        for event in cluster:
-            # One that began with the last values says nothing yet.
-            if event.recovery is None and event.step <= last - BRIEF * stride and is_tall(event):
-                unfinished = unfinished or event
-    brief = sum(away <= BRIEF for away in rows)
+    clusters = _clusters(own, MERGE * stride)
+    rows = np.searchsorted(log.step, [cluster[0].step for cluster in clusters])
+    counts = np.array([max(event.count for event in cluster) for cluster in clusters], dtype=np.intp)
+    # A new level is no spike that lasts.
+    away = [max((event.recovery or 0) / stride for event in cluster) for cluster in clusters]
+    lasts = np.array([rows > BRIEF for rows in away], dtype=np.bool_)
+    firsts = sorted(clusters[0], key=lambda event: event.signal != "loss") if clusters else [None]
     return Spikes(
-        first=own[0] if own else None,
-        brief=Rate(brief, len(log)),
-        lasting=Rate(len(rows) - brief, len(log)),
-        slow=sum(away > SLOW for away in rows) + len(lost),
-        open=unfinished,
+        first=firsts[0],
+        count=int(counts.sum()),
+        all=_rate(rows, counts, len(log), ALL_LIMIT),
+        lasting=_rate(rows[lasts], counts[lasts], len(log), LASTING_LIMIT),
+        slow=[event for event in own if event.recovery is not None and event.recovery > SLOW * stride],
+        lost=[event for event in events if event.kind == "nonfinite_step" and event.signal == "loss"],
+        open=next((event for event in own if event.recovery is None and is_tall(event)), None),
         batches=sum(event.cause == "batch" for event in events),
     )
+
+
+def _rate(rows: NDArray[np.intp], counts: NDArray[np.intp], values: int, limit: float) -> Rate:
+    """The rate of the whole, or of its most spiky part of `PART` values, counted from the end."""
+    whole = Rate(int(counts.sum()), values)
+    parts = values // PART
+    if parts < 2 or whole.exceeds(limit):
+        return whole
+    part = (values - 1 - rows) // PART
+    inside = part < parts
+    most = int(np.bincount(part[inside], counts[inside], minlength=1).max())
+    worst = Rate(most, PART, parts)
+    return worst if worst.exceeds(limit) else whole
 
 
 def _clusters(events: Sequence[Event], reach: int) -> list[list[Event]]:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stability_lab.judge.advice import advice
-from stability_lab.judge.departures import RISE_ROWS
 from stability_lab.judge.divergence import (
     ABOVE_NATS,
     END_ROWS,
@@ -25,11 +24,12 @@ from stability_lab.judge.divergence import (
     left,
     losses_of,
     lost_all,
+    rises_at_end,
     rose,
 )
 from stability_lab.judge.events import DRIFTS, NAMES, Event, find_events, unexplained
 from stability_lab.judge.log import Log
-from stability_lab.judge.rates import ALL_LIMIT, BRIEF, LASTING_LIMIT, SLOW, TALL_NATS, Spikes, is_tall, spikes_of
+from stability_lab.judge.rates import ALL_LIMIT, BRIEF, LASTING_LIMIT, SLOW, Spikes, is_tall, spikes_of
 
 VerdictName = Literal["diverged", "no_learning", "spiky", "stable", "undecided"]
 
@@ -202,23 +202,23 @@ def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
 def _finite_divergence(losses: Losses, evidence: Evidence, delta: float) -> tuple[int, str] | None:
     if losses.n < END_ROWS // 2:
         return None
-    end, peak = losses.end, int(losses.value.argmax())
-    peaked = f"with a peak of {losses.value[peak]:.3f} at step {losses.step[peak]}"
+    peaked = f"with a peak of {_nats(losses.value[losses.peak])} at step {losses.step[losses.peak]}"
     begin, final, bad = evidence.begin(losses), evidence.final_val_loss, rose(losses, delta)
     if begin is not None:
         level, name = begin
         above = evidence.initial_val_loss is not None and final is not None and final > level + ABOVE_NATS
         if above or ended_above(losses, level):
-            what, value = ("validation loss", final) if above else ("loss", end)
+            last = float(losses.value[-1])
+            what, value = ("validation loss", final) if above and final is not None else ("loss", max(losses.end, last))
             step = left(losses, level + MARGIN_NATS, level + ABOVE_NATS) if bad is None else bad
-            return step, f"The {what} ended at {value:.3f} nats, above {name} of {level:.3f}, {peaked}"
+            return step, f"The {what} ended at {_nats(value)} nats, above {name} of {level:.3f}, {peaked}"
     if bad is not None:
         means = losses.level()
         lowest = int(means.argmin())
         return bad, (
             f"The loss rose from a mean of {means[lowest]:.3f} at step {losses.step[lowest + losses.width - 1]} to a "
-            f"median of {end:.3f} nats in the last {END_ROWS} values, over {delta:g} above, {peaked}, and left its "
-            f"level at step {bad}"
+            f"median of {_nats(losses.end)} nats in the last {END_ROWS} values, more than {delta:g} above, {peaked}, "
+            f"and left its level at step {bad}"
         )
     if begin is None:
         return None
@@ -227,7 +227,7 @@ def _finite_divergence(losses: Losses, evidence: Evidence, delta: float) -> tupl
     # What a validation says of the end is surer than twenty noisy losses.
     back = lowest < level - LOST_NATS and final is not None and final > level - MARGIN_NATS
     if lost_all(losses, level) or (back and evidence.initial_val_loss is not None):
-        what, value = ("validation loss", final) if back else ("loss", end)
+        what, value = ("validation loss", final) if back else ("loss", losses.end)
         return left(losses, (lowest + level) / 2, level - MARGIN_NATS), (
             f"The {what} of {value:.3f} nats at the end is back at {name} of {level:.3f}, though the loss had been "
             f"{lowest:.3f}"
@@ -236,7 +236,7 @@ def _finite_divergence(losses: Losses, evidence: Evidence, delta: float) -> tupl
 
 
 def _too_little(log: Log) -> Verdict | None:
-    values = max(np.count_nonzero(np.isfinite(x)) for x in log.signals.values())
+    values = max(int(np.count_nonzero(np.isfinite(x))) for x in log.signals.values())
     if values < MIN_VALUES:
         first = "The loss" if log.loss is not None else "The gradient norm"
         many = "one value is" if values == 1 else f"{values} values are"
@@ -270,9 +270,16 @@ def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
     rose = losses.end > reference + MARGIN_NATS
     steps = "trainer.max_steps" if evidence.own else "steps"
     what = f"try a lower {rate}" if rose else f"try another {rate}, or more {steps}"
+    if losses.frozen == losses.n:
+        return Verdict(
+            "no_learning",
+            f"The loss is exactly {losses.value[-1]:g} throughout; look whether anything is trained: frozen weights, a "
+            "learning rate of 0, the same loss logged again.",
+        )
     return Verdict(
         "no_learning",
-        f"The loss got to {seen:.3f} nats and never more than {margin:.2g} below {name} of {reference:.3f}; {what}.",
+        f"The lowest level of the loss is {_nats(seen)} nats, which is not {margin:.2g} below {name} of "
+        f"{reference:.3f}; {what}.",
     )
 
 
@@ -281,16 +288,25 @@ def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event])
     drifts = [event for event in events if event.kind in DRIFTS]
     drift = f", and with a {_drift(drifts[0])}" if drifts else ""
     if spikes.sick:
-        what = advice(log, events, None, evidence.warmup_steps, evidence.own)
+        own = [event for event in events if event.cause is None]
+        what = advice(log, own, None, evidence.warmup_steps, evidence.own)
         return Verdict("spiky", f"{course}, but with {_spiky(spikes)}{drift}; {what}.")
     if spikes.open is not None:
         where = f"at step {spikes.open.step}: {spikes.open.detail}"
         return Verdict("undecided", f"{course}, but is not back from a spike {where}.")
-    open_drifts = [event for event in drifts if event.recovery is None and event.cause is None and is_tall(event)]
+    unrecovered = [event for event in drifts if event.recovery is None and event.cause is None]
+    high = losses.n > 0 and losses.end > float(losses.level().min()) + ROSE_NATS + SURE * losses.noise
+    open_drifts = [event for event in unrecovered if is_tall(event) or (high and event.signal == "loss")]
     if open_drifts:
-        return Verdict("undecided", f"{course}, but the log ends after a {_drift(open_drifts[0])}.")
-    if 0 < losses.n < 3 * RISE_ROWS and losses.end > float(losses.level().min()) + TALL_NATS + SURE * losses.noise:
-        return Verdict("undecided", f"{course}, and the log is too short to say whether it will fall again.")
+        return Verdict("undecided", f"{course}, but is not back from a {_drift(open_drifts[0])}.")
+    if losses.n and losses.frozen >= max(MIN_VALUES, losses.n // 10):
+        return Verdict(
+            "undecided",
+            f"{course}, but the last {losses.frozen:,} losses are exactly {losses.value[-1]:g}: look whether anything "
+            "is trained, and what is logged.",
+        )
+    if rises_at_end(losses):
+        return Verdict("undecided", f"{course}, but it was rising at the end, to a median of {_nats(losses.end)}.")
     return Verdict("stable", f"{course}, {_few(spikes)}{drift}.")
 
 
@@ -300,23 +316,27 @@ def _drift(event: Event) -> str:
 
 def _spiky(spikes: Spikes) -> str:
     """What makes a run spiky."""
+    if spikes.lost:
+        event = spikes.lost[0]
+        return f"a loss that was not finite at step {event.step}: {event.detail}"
     if spikes.slow:
-        lasting = f"{_many(spikes.slow, 'spike')} that took over {SLOW} values to recover "
-    elif spikes.lasting.exceeds(LASTING_LIMIT):
-        lasting = (
-            f"{_many(spikes.lasting.count, 'spike')} that took over {BRIEF} values to recover, {spikes.lasting}, where "
-            f"healthy runs have up to {LASTING_LIMIT:g}"
-        )
+        worst = max(spikes.slow, key=lambda event: event.recovery or 0)
+        many = f"{_many(len(spikes.slow), 'spike')} that took over {SLOW} values to recover"
+        return f"{many}; the slowest at step {worst.step}, back after {worst.recovery:,} steps: {worst.detail}"
+    if spikes.lasting.exceeds(LASTING_LIMIT):
+        what, rate, limit = f" that took over {BRIEF} values to recover", spikes.lasting, LASTING_LIMIT
     else:
-        lasting = f"{_many(spikes.all.count, 'spike')}, {spikes.all}, where healthy runs have up to {ALL_LIMIT:g}"
-    return lasting + _first(spikes)
+        what, rate, limit = "", spikes.all, ALL_LIMIT
+    where = f" in the most spiky {rate.values:,}" if rate.parts > 1 else ""
+    return f"{_many(rate.count, 'spike')}{what}{where}: {rate}, where healthy runs have up to {limit:g}{_first(spikes)}"
 
 
 def _few(spikes: Spikes) -> str:
-    if not spikes.all.count:
+    if not spikes.count:
         return "without a spike that it does not share with other runs" if spikes.batches else "without a spike"
-    brief = "" if spikes.lasting.count else f", back within {BRIEF} values,"
-    return f"with {_many(spikes.all.count, 'spike')}{brief} as healthy runs have them, {spikes.all}{_first(spikes)}"
+    brief = "" if spikes.lasting.count else f", back within {BRIEF} values"
+    rate = f"{spikes.all}, where healthy runs have up to {ALL_LIMIT:g}"
+    return f"with {_many(spikes.count, 'spike')}{brief}: {rate}{_first(spikes)}"
 
 
 def _first(spikes: Spikes) -> str:
@@ -327,18 +347,22 @@ def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'s' if n > 1 else ''}"
 
 
+def _nats(loss: float) -> str:
+    """A loss with three decimals, unless it has exploded."""
+    return f"{loss:.3f}" if abs(loss) < 1e5 else f"{loss:.3g}"
+
+
 def _course(losses: Losses) -> str:
     """What the loss did from the beginning to the end of the log."""
     if not losses.n:
         return "The gradient norm stayed finite"
-    level = losses.level()
-    first, last, lowest = float(level[0]), float(level[-1]), float(level.min())
+    first, last, lowest = losses.begin, losses.end, float(losses.level().min())
     if last > lowest + ROSE_NATS and first > lowest + MARGIN_NATS:
-        course = f"fell from {first:.3f} to {lowest:.3f} nats, rose to {last:.3f}"
+        course = f"fell from {_nats(first)} to {_nats(lowest)} nats, rose to {_nats(last)}"
     elif abs(last - first) > MARGIN_NATS:
-        course = f"{'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f} nats"
+        course = f"{'fell' if last < first else 'rose'} from {_nats(first)} to {_nats(last)} nats"
     else:
-        course = f"began and ended at {last:.3f} nats"
+        course = f"began and ended at {_nats(last)} nats"
     return f"The loss {course} and stayed finite"
 
 
