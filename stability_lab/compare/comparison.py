@@ -311,8 +311,8 @@ def _notes_on_tests(comparison: Comparison) -> list[str]:
     if not n:
         return []
     notes = [
-        f"{k} of {n} tests (differences, LR sensitivities, gains at the best rates and effects) are findings by Holm's "
-        f"rule over all {n}: the chance that one or more come from chance alone is at most 5%; without the rule "
+        f"findings by Holm's rule: {k} of {n} tests (differences, LR sensitivities, gains at the best rates, effects); "
+        "the chance that one or more of them come from chance alone is at most 5%, and without the rule "
         f"{0.05 * n:.2g} would be expected"
     ]
     by_method: dict[str, list[str]] = {}

@@ -179,7 +179,7 @@ def test_the_report_is_one_family(make_run, tmp_path: Path) -> None:
         assert ladder.gain is next(r.difference for r in comparison.rows if r.cell.arm == ladder.arm)
         assert ladder.difference is not None
         assert ladder.difference.tests == 6
-    note = f"{comparison.findings} of 6 tests (differences, LR sensitivities, gains at the best rates and effects)"
+    note = f"findings by Holm's rule: {comparison.findings} of 6 tests (differences, LR sensitivities, gains"
     assert any(
         line.startswith(note) and line.endswith("without the rule 0.3 would be expected") for line in comparison.notes
     )

@@ -102,6 +102,23 @@ def test_with_equal_squares_the_degrees_of_freedom_are_those_of_the_formula() ->
     assert [d.spread for d in found] == pytest.approx([math.sqrt(2), 2 * math.sqrt(2), 7 * math.sqrt(2)])
 
 
+def test_degrees_of_freedom_of_unequal_arms_beside_and_of_pairs_are_those_of_the_formula() -> None:
+    """Three settings, three seeds, four arms. Welch with mean squares 1, 1, 1 and 4: h 1/2 and w 1/7 for each compared
+    arm, 5/7 for the rest, whose Satterthwaite degrees of freedom are 100/34. Pairs with equal mean squares: h 1 and w
+    1/3 for the contrast, 2/3 for the rest, which has four."""
+    wave = np.array([-1.0, 0.0, 1.0])
+    welch = in_settings(np.stack([np.outer([1, 1, 1, 2], wave)] * 3), paired=False)
+    expected = 2 * ((0.5 * (1 / 2 - 1 / 7) + 1 / 7) ** 2 + (1 / 2 - 1 / 7) ** 2 / 8) / 2 + 3 / 8 * (5 / 7) ** 2 / (
+        100 / 34
+    )
+    assert [one.df for one in welch] == pytest.approx([1 / expected] * 3)
+    arms = np.array([[-1, 1, 0, 0], [1, 1, -2, 0], [1, 1, 1, -3]]) / np.sqrt([[2], [6], [12]])
+    seeds = np.array([[1, -1, 0], np.array([1, 1, -2]) / math.sqrt(3), [1, -1, 0]])
+    pairs = in_settings(np.stack([arms.T @ seeds + 9 * wave] * 3))
+    expected = ((0.5 * (1 - 1 / 3) + 1 / 3) ** 2 + (1 - 1 / 3) ** 2 / 8) / 2 + 3 / 8 * (2 / 3) ** 2 / 4
+    assert [(one.method, one.df) for one in pairs] == [("paired", pytest.approx(1 / expected))] * 3
+
+
 def test_the_same_arms_spread_elsewhere_counts_and_the_size_of_it_does_not() -> None:
     """An arm that varies five times as much as the others at the other rates is trusted less at this one."""
     calm = np.array([[-1.0, 0.0, 1.0], [0.0, 1.0, -1.0], [1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]])
