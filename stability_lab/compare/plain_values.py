@@ -61,7 +61,7 @@ def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
         record[verdict if verdict != "diverged" else "verdict diverged"] = row.verdicts.count(verdict)
     record |= {"degraded": row.degraded}
     record |= {"tokens/s": row.tokens_per_s, "relative tokens/s": row.speed}
-    record |= {"peak memory bytes": row.memory_bytes, "relative memory": row.memory}
+    record |= {"memory bytes": row.memory_bytes, "relative memory": row.memory}
     record |= {"not comparable": ", ".join(c.name for c in comparison.checks if c.same is False and c.spoils) or None}
     return record
 
