@@ -35,8 +35,8 @@ _SHOWN_EVENTS, _SHOWN_SHARED = 20, 10
 def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="stability_lab score",
-        description="Verdict, spike scores and events of training logs: a run's folder, CSV, JSONL, trainer_state.json "
-        "of transformers, Parquet, TensorBoard event files or an offline .wandb run.",
+        description="Verdict, spike scores and events of training logs: a run's folder, CSV, JSONL, a printed log, "
+        "trainer_state.json of transformers, Parquet, TensorBoard event files or an offline .wandb run.",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a log, or the folder of a run")
     parser.add_argument("--metric", metavar="COLUMN", help="spike scores of this column alone, whatever it is")
@@ -44,6 +44,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--loss", metavar="COLUMN", help="the cross-entropy in nats (default: by common names)")
     parser.add_argument("--grad-norm", metavar="COLUMN", help="the gradient norm before clipping")
     parser.add_argument("--step", metavar="COLUMN", help="the optimizer step")
+    parser.add_argument("--runs-by", metavar="COLUMN", help="the column that tells several runs in one table apart")
+    parser.add_argument("--split", metavar="WORD", help="only rows of this word, such as train, in a column like split")
+    parser.add_argument(
+        "--restarts",
+        choices=("runs", "continue"),
+        help="where steps begin anew: another run, or the same one whose counter does (default: by the values)",
+    )
     parser.add_argument(
         "--warmup-steps",
         type=int,
@@ -67,15 +74,16 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--initial-loss={args.initial_loss}: must be a positive number of nats")
     if args.metric is not None and (args.loss is not None or args.grad_norm is not None):
         raise ConfigError("--metric scores one column alone: leave out --loss and --grad-norm")
+    from stability_lab.logs.splits import Options
     from stability_lab.logs.training_log import read_logs, read_metrics
 
+    options = Options(args.loss, args.grad_norm, args.step, args.runs_by, args.split, args.restarts)
     # All files are read before anything is shown: bad input gives no half of an answer.
     if args.metric is not None:
-        columns = [found for path in args.files for found in read_metrics(path, args.metric, step=args.step)]
+        columns = [found for path in args.files for found in read_metrics(path, args.metric, options)]
         blocks = [_one_metric(*found, args.definition) for found in columns]
     else:
-        names = {"loss": args.loss, "grad_norm": args.grad_norm, "step": args.step}
-        blocks = _judged([log for path in args.files for log in read_logs(path, **names)], args)
+        blocks = _judged([log for path in args.files for log in read_logs(path, options)], args)
     if args.format == "json":
         print(json.dumps(blocks, indent=2))
     else:
@@ -106,6 +114,8 @@ def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
             {
                 **_head(log.source, log.run, log.format, log.n_rows),
                 "columns": log.columns,
+                "left_out": log.left_out,
+                "left_out_many": sum(log.left_out.values()) > log.n_rows / 100,
                 "steps": steps,
                 **judgement,
                 "scores": _only(judgement["scores"], args.definition),

@@ -12,16 +12,24 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("train_loss", "training_loss", "training/loss", "loss/train", "train/train_loss", "lm_loss"),
         *("lm_loss_training/lm_loss", "train/lm_loss", "reduced_train_loss", "loss_metrics/global_avg_loss"),
         *("loss/train/total", "loss/out", "train/loss_step", "train_loss_step", "train/total_loss", "total_loss"),
-        *("cross_entropy", "cross_entropy_loss", "ce_loss", "nll_loss"),
+        *("cross_entropy", "cross_entropy_loss", "ce_loss", "nll_loss", "train/samples/train_loss"),
     ),
     "grad_norm": (
         *("optim/grad_norm", "optim/total_grad_norm", "train/grad_norm", "grad_norm", "gradient_norm"),
-        *("total_grad_norm", "global_grad_norm", "grad_norm/total", "grad/norm/total", "train/gradient_norm"),
+        *(
+            "grad_norm/grad_norm",
+            "total_grad_norm",
+            "global_grad_norm",
+            "grad_norm/total",
+            "grad/norm/total",
+            "train/gradient_norm",
+        ),
         *("train/total_grad_norm", "gradients/norm", "l2_norm/grad/global", "grad_2_norm_total", "gnorm"),
     ),
     "step": (
         *("step", "global_step", "train/global_step", "trainer/global_step", "train/step", "iteration", "iter"),
-        *("iter_num", "train/iter", "steps", "training_step", "update", "num_updates", "_step"),
+        *("iter_num", "train/iter", "steps", "training_step", "current_steps", "time/batch", "trainer/batch_idx"),
+        *("batch_idx", "update", "num_updates", "_step"),
     ),
     "lr": (
         *("optim/lr", "lr", "learning_rate", "train/lr", "train/learning_rate", "optim/learning_rate"),

@@ -116,4 +116,9 @@ def _strides(log: Log) -> Iterator[str]:
                 "compare with those of a log of every step, and a spike between two values is not seen."
             )
         if len(part) > 1 and np.any(np.diff(part.step) != part.stride):
-            yield f"{which}The steps between values are not always {part.stride}."
+            gaps = np.diff(part.step)
+            widest = int(gaps.argmax())
+            yield (
+                f"{which}The steps between values are not always {part.stride}: the widest gap is from "
+                f"{part.step[widest]:,} to {part.step[widest + 1]:,}."
+            )

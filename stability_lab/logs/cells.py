@@ -9,13 +9,17 @@ from stability_lab.text import number
 
 NOTHING = ("", "-", "null", "Null", "NULL", "none", "None", "NONE", "na", "NA", "n/a", "N/A")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_OF = re.compile(r"(\d+) ?/ ?\d+")
 DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)")
 
 
 def step_number(cell: Any) -> float | None:
-    """As `number`; thousands may be separated by commas, since a step has no decimals."""
-    if isinstance(cell, str) and _THOUSANDS.fullmatch(cell.strip()):
-        return float(cell.replace(",", ""))
+    """As `number`; thousands may be separated by commas, since a step has no decimals, and `5/1000` is step 5."""
+    if isinstance(cell, str):
+        if _THOUSANDS.fullmatch(cell.strip()):
+            return float(cell.replace(",", ""))
+        if of := _OF.fullmatch(cell.strip()):
+            return float(of[1])
     return number(cell)
 
 

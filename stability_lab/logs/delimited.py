@@ -1,4 +1,4 @@
-"""Tables of text by pandas: comma, semicolon or tab, decimal commas, comments above, names that occur twice."""
+"""Tables of text by pandas: comma, semicolon, tab or blanks, with or without a header, decimal commas, comments."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
     """The table by the names in its header, and what is to be said of it; ValueError for what is no table."""
     with path.open(encoding=encoding, errors="replace", newline="") as text:
         header, notes = _header(text)
-        delimiter = max(",;\t", key=header.count)
-        names, doubled = _unique([name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
+        delimiter = _delimiter(header)
+        names, doubled = _unique([name.strip() for name in _cells(header, delimiter)])
+        bare = len(names) > 1 and _is_data(header)
+        if bare:
+            names, told = _names_of(names)
+            doubled = [told]
         comma = delimiter != "," and _has_decimal_commas(text, delimiter)
-        frame = _read(text, names, delimiter, "," if comma else ".")
+        frame = _read(text, names, delimiter, "," if comma else ".", None if bare else 0)
     notes += doubled
     if comma:
         words = frame.select_dtypes(exclude="number").columns
@@ -36,16 +40,37 @@ def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
     return frame, notes
 
 
-def _read(text: TextIO, names: list[str], delimiter: str, decimal: str) -> pd.DataFrame:
+def _delimiter(line: str) -> str:
+    """The commonest sign between cells; blanks where there is none of the others."""
+    delimiter = max(",;\t", key=line.count)
+    return " " if not line.count(delimiter) and len(line.split()) > 1 else delimiter
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return line.split() if delimiter == " " else next(csv.reader([line], delimiter=delimiter), [])
+
+
+def _names_of(cells: list[str]) -> tuple[list[str], str]:
+    """Names for the columns of a table without a header, and what to say of them."""
+    if len(cells) == 2 and cells[0].strip().isdigit():
+        return [
+            "step",
+            "loss",
+        ], "The table has no header: its first column is taken as the step, the second as the loss."
+    names = [f"column {i}" for i in range(1, len(cells) + 1)]
+    return names, f"The table has no header: its columns are called {names[0]} to {names[-1]}."
+
+
+def _read(text: TextIO, names: list[str], delimiter: str, decimal: str, header: int | None) -> pd.DataFrame:
     """The table under its header. A cell beyond the names is left out, and `NaN` stays a word: it is no empty cell."""
     with warnings.catch_warnings():
         # A column of numbers and words may hold both.
         warnings.simplefilter("ignore", pd.errors.DtypeWarning)
         return pd.read_csv(
             text,
-            sep=delimiter,
+            sep=r"\s+" if delimiter == " " else delimiter,
             decimal=decimal,
-            header=0,  # which also tells pandas how many columns there are
+            header=header,  # which also tells pandas how many columns there are
             names=names,
             usecols=range(len(names)),
             index_col=False,
@@ -72,8 +97,8 @@ def _header(text: TextIO) -> tuple[str, list[str]]:
 
 
 def _is_data(line: str) -> bool:
-    delimiter = max(",;\t", key=line.count)
-    return all(not cell.strip() or number(cell) is not None for cell in line.split(delimiter))
+    cells = [cell.strip() for cell in line.split(_delimiter(line))]
+    return any(cells) and all(not cell or number(cell) is not None for cell in cells)
 
 
 def _unique(names: list[str]) -> tuple[list[str], list[str]]:
@@ -105,5 +130,5 @@ def _is_cut(path: Path, encoding: str, delimiter: str, columns: int) -> bool:
         last = deque(lines, maxlen=2)
     if len(last) < 2 or last[-1].endswith("\n"):
         return False
-    before, cut = (len(cells) for cells in csv.reader(last, delimiter=delimiter))
+    before, cut = (len(_cells(line, delimiter)) for line in last)
     return cut < columns == before

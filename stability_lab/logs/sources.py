@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stability_lab.config import ConfigError
 from stability_lab.logs.cells import NOTHING, flag, step_number
 from stability_lab.logs.delimited import read_table
+from stability_lab.logs.printed import printed_rows, recognised
 from stability_lab.logs.tensorboard import is_event_file, read_scalars
 from stability_lab.text import flatten, number, shown
 from stability_lab.tracking.run_files import METRICS
@@ -27,10 +28,11 @@ _LOGS = (METRICS, "trainer_state.json", "metrics.csv")
 _HEAD = 1 << 16  # bytes by which a format is known
 _CHUNK = 50_000  # rows that are in memory as objects
 _READ: Mapping[str, Callable[[Any], float | None]] = {"step": step_number, "skipped": flag}
+TRAINER_STATE = "trainer_state.json of transformers"
 TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
-    "a run's folder, CSV, JSONL, trainer_state.json of transformers, Parquet, TensorBoard event files or an offline "
-    ".wandb run"
+    "a run's folder, CSV, JSONL, a printed log (nanoGPT, llm.c, modded-nanogpt, Megatron, torchtitan, transformers, "
+    "Lightning), trainer_state.json of transformers, Parquet, TensorBoard event files or an offline .wandb run"
 )
 
 
@@ -134,7 +136,7 @@ def _files(path: Path) -> list[Path]:
     for name in _LOGS:
         if (path / name).is_file():
             return [path / name]
-    if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime):
+    if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step):
         return states[-1:]
     # The names of event files hold the time of their start: a resumed run has several.
     for pattern in ("*tfevents*", "*.wandb"):
@@ -146,6 +148,12 @@ def _files(path: Path) -> list[Path]:
         if files:
             return [file for file in files if path not in folders or file.parent == path]
     raise ConfigError(f"{shown(path)} holds no log: give {KNOWN}")
+
+
+def _checkpoint_step(state: Path) -> int:
+    """The number in a checkpoint's name: a clone or copy gives all of them the same time."""
+    number = state.parent.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else -1
 
 
 def _read(path: Path) -> Source:
@@ -167,9 +175,24 @@ def _read(path: Path) -> Source:
     text = head.decode(encoding, errors="replace").strip()
     if not text or "\0" in text:
         raise ConfigError(f"{shown(path)} is of no known format: give {KNOWN}")
+    if text.startswith("version https://git-lfs"):
+        raise ConfigError(f"{shown(path)} is a pointer of Git LFS and not the file itself: fetch it with git lfs pull")
+    if text.startswith(('{"', "[{", "{}", "[[", "[]")) or (text[0] in "{[" and _is_json(text)):
+        return _json(path, encoding)
+    if (kind := recognised(path, encoding)) is not None:
+        return Source(path, kind.name, _table(printed_rows(path, encoding, kind)), [])
     if text[0] in "{[":
         return _json(path, encoding)
     return _chart(path, *read_table(path, encoding))
+
+
+def _is_json(text: str) -> bool:
+    """Whether the first line, or all of it, is JSON."""
+    try:
+        json.loads(text.splitlines()[0])
+    except ValueError:
+        return not re.match(r"\{'|\[\w", text)
+    return True
 
 
 def _chart(path: Path, table: pd.DataFrame, notes: list[str]) -> Source:
@@ -187,8 +210,27 @@ def _json(path: Path, encoding: str) -> Source:
         return Source(path, _own(path, "JSONL"), *_json_lines(path, encoding))
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         note = "transformers leaves NaN and infinite losses out of its log unless logging_nan_inf_filter=False."
-        return Source(path, "trainer_state.json of transformers", _table(whole["log_history"]), [note])
+        return Source(path, TRAINER_STATE, _table(whole["log_history"]), [note])
+    if isinstance(whole, dict) and (columns := _by_column(whole)) is not None:
+        return Source(path, "JSON by column", columns)
     return Source(path, _own(path, "JSON"), _table(whole if isinstance(whole, list) else [whole]))
+
+
+def _by_column(whole: dict[str, Any]) -> pd.DataFrame | None:
+    """A table of lists of one length, or of values by their step: dumps of pandas, golden values of Megatron."""
+    if whole and all(isinstance(value, list) for value in whole.values()):
+        same = len({len(value) for value in whole.values()}) == 1
+        return (
+            _table(dict(zip(whole, cells, strict=True)) for cells in zip(*whole.values(), strict=True))
+            if same
+            else None
+        )
+    values = {k: v.get("values", v) if isinstance(v, dict) else None for k, v in whole.items()}
+    if not values or not all(isinstance(v, dict) and v and all(map(str.isdigit, v)) for v in values.values()):
+        return None
+    steps = sorted({int(step) for column in values.values() for step in column or ()})
+    named = {name: column for name, column in values.items() if column}
+    return _table({"step": step} | {k: v[str(step)] for k, v in named.items() if str(step) in v} for step in steps)
 
 
 def _json_lines(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +13,66 @@ from stability_lab.config import ConfigError
 from stability_lab.judge.log import stride_of
 from stability_lab.logs.columns import asked_for, candidates
 from stability_lab.logs.sources import Numbers, Source
+from stability_lab.logs.splits import begins_anew, begins_in_no_order, epochs, first_level, rows_with
 from stability_lab.text import shown
 
 Steps = NDArray[np.int64]
 
+# Values at the same step of a run and of its resumed part are not further apart, whatever their noise.
+ALIKE_NATS = 0.5
+
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Rows of a source by their steps, which never fall; rows of one step stand in the order of the log."""
+    """Rows of a source by their steps, which never fall; rows of one step stand in the order of the log.
+
+    `raw` is the step of every row of the source, NaN where it has none; None where rows were counted or numbered anew.
+    """
 
     column: str | None  # None: the rows are counted
     rows: NDArray[np.intp]
     steps: Steps
     notes: list[str]
+    raw: NDArray[np.float64] | None = None
+    all_rows: int = 0  # before rows of one step and of earlier attempts are left out
 
     def steps_with(self, signals: Sequence[Numbers]) -> Steps:
         """Each step at which one of `signals` has a value, once."""
         steps = self.steps[np.any([signal.known[self.rows] for signal in signals], axis=0)]
         return steps[np.append(steps[1:] != steps[:-1], np.ones(steps[:1].size, dtype=np.bool_))]
 
-    def at(self, steps: Steps, numbers: Numbers) -> Numbers:
-        """The values of a column at `steps`; of several values at one step the last."""
-        known = numbers.known[self.rows]
-        place = np.searchsorted(steps, self.steps[known]).clip(max=steps.size - 1)
-        same = steps[place] == self.steps[known]
+    def at(self, steps: Steps, numbers: Numbers, everywhere: bool = False) -> Numbers:
+        """The values of a column at `steps`; of several values at one step the last.
+
+        `everywhere`: also those of rows that are not of the log, where its own have none.
+        """
         found = Numbers(np.full(steps.size, np.nan), np.zeros(steps.size, dtype=np.bool_))
-        found.value[place[same]] = numbers.value[self.rows[known][same]]
-        found.known[place[same]] = True
+        if everywhere and self.raw is not None:
+            others = np.flatnonzero(numbers.known & ~np.isnan(self.raw))
+            _place(found, steps, self.raw[others], numbers.value[others])
+        known = numbers.known[self.rows]
+        _place(found, steps, self.steps[known], numbers.value[self.rows[known]])
         return found
 
 
-def timeline(source: Source, signals: Sequence[str], others: Sequence[str] = (), asked: str | None = None) -> Timeline:
-    """Steps of the rows that have a value of one of the columns `signals`, and of `others` if rows are not counted."""
-    rows = _rows_with(source, signals)
+def _place(found: Numbers, steps: Steps, at: NDArray[Any], values: NDArray[np.float64]) -> None:
+    place = np.searchsorted(steps, at).clip(max=steps.size - 1)
+    same = steps[place] == at
+    found.value[place[same]] = values[same]
+    found.known[place[same]] = True
+
+
+def timeline(source: Source, signals: Sequence[str], asked: str | None = None) -> Timeline:
+    """Steps of the rows that have a value of one of the columns `signals`: no other row has a say in them."""
+    rows = np.flatnonzero(rows_with(source, signals))
     notes: list[str] = []
-    column = _step_column(source, rows, asked, notes)
+    column = step_column(source, rows, asked, notes)
     if column is None:
         notes.append("No step column was found: rows are counted as steps (--step COLUMN names one).")
-        return Timeline(None, rows, np.arange(1, rows.size + 1), notes)
+        return Timeline(None, rows, np.arange(1, rows.size + 1), notes, all_rows=rows.size)
     values, known = source.numbers(column, "step")
     if missing := np.count_nonzero(~known[rows]):
         notes.append(f"{missing:,} rows with a value have no {shown(column)} and are left out.")
-    rows = _rows_with(source, (*signals, *others))
     rows = rows[known[rows]]
     steps = values[rows]
     wrong = steps[~(np.isfinite(steps) & (np.abs(steps) < 2**53) & (steps == np.floor(steps)))]
@@ -62,15 +81,15 @@ def timeline(source: Source, signals: Sequence[str], others: Sequence[str] = (),
             f"{source.name}: the step column {shown(column)} holds {wrong[0]:g}, which is no whole number; "
             "--step COLUMN names another"
         )
-    kept, numbered, note = in_order(steps.astype(np.int64))
-    return Timeline(column, rows[kept], numbered, [*notes, *([note] if note else [])])
+    within = through_epochs(steps.astype(np.int64), epochs(source, rows))
+    kept, numbered, note = in_order(within, source.numbers(signals[0]).value[rows], source.name)
+    if not np.array_equal(within, steps):
+        notes.append(f"{shown(column)} counts within an epoch: the steps were numbered through.")
+    raw = np.where(known, values, np.nan) if np.array_equal(numbered, steps[kept]) else None
+    return Timeline(column, rows[kept], numbered, [*notes, *([note] if note else [])], raw, rows.size)
 
 
-def _rows_with(source: Source, columns: Sequence[str]) -> NDArray[np.intp]:
-    return np.flatnonzero(np.any([source.numbers(column).known for column in columns], axis=0))
-
-
-def _step_column(source: Source, rows: NDArray[np.intp], asked: str | None, notes: list[str]) -> str | None:
+def step_column(source: Source, rows: NDArray[np.intp], asked: str | None, notes: list[str]) -> str | None:
     """The named column, or the first known one that has a value in half of the rows and does not stand still.
 
     One that goes through is better than one that begins anew each epoch.
@@ -88,46 +107,85 @@ def _step_column(source: Source, rows: NDArray[np.intp], asked: str | None, note
             notes.append(f"The column {shown(column)} is {steps[0]:g} throughout and no step.")
         elif steps.size and 2 * steps.size >= rows.size:
             usable[column] = steps
-    return next((column for column, steps in usable.items() if _epoch(steps) is None), next(iter(usable), None))
+    through = (column for column, steps in usable.items() if not (np.diff(steps) < 0).any())
+    return next(through, next(iter(usable), None))
 
 
-def in_order(steps: Steps) -> tuple[NDArray[np.intp], Steps, str | None]:
+def through_epochs(steps: Steps, epoch: NDArray[np.float64] | None) -> Steps:
+    """Steps that count within each epoch, numbered through by the epoch; others as they are."""
+    if epoch is None or not (np.diff(steps) < 0).any():
+        return steps
+    found, place = np.unique(epoch, return_inverse=True)
+    first = np.array([steps[place == i].min() for i in range(found.size)])
+    last = np.array([steps[place == i].max() for i in range(found.size)])
+    if found.size < 2 or (first[1:] > last[:-1]).all():
+        return steps
+    stride = stride_of(np.unique(steps[place == 0]))
+    before = np.r_[0, np.cumsum(last - first + stride)[:-1]]
+    return steps - first[place] + before[place] + first[0]
+
+
+def in_order(steps: Steps, values: NDArray[np.float64], name: str) -> tuple[NDArray[np.intp], Steps, str | None]:
     """Positions of the rows to keep, their steps, which never fall, and what was wrong with their order.
 
-    A step that falls back to the first one each time the same last one was reached begins anew each epoch, and is
-    numbered through. One that falls back a few times is that of a run that was resumed from a checkpoint: what it had
-    logged from that step on is not part of the run. Where it falls back often the rows are just in no order.
+    Steps that begin anew are numbered through: `splits.by_restarts` has told other runs apart. Steps that fall back to
+    a later one are those of a run that was resumed from a checkpoint, if the values go on there; what it had logged
+    from that step on is no part of the run. ConfigError where they do not, or where the rows are in no order and have
+    several values for a step.
     """
-    back = np.flatnonzero(np.diff(steps) < 0)
+    back = np.flatnonzero(np.diff(steps) < 0) + 1
     if not back.size:
         return np.arange(steps.size), steps, None
-    segment = np.r_[0, np.cumsum(np.diff(steps) < 0)]
-    if (epoch := _epoch(steps)) is not None:
-        note = (
-            f"The steps begin anew {back.size} times, each time at {steps[0]:,} after {steps[back[0]]:,}, as in a log "
-            "that counts within an epoch: they were numbered through."
-        )
-        return np.arange(steps.size), steps + segment * epoch, note
-    if back.size > max(1, steps.size // 10):
+    if begins_in_no_order(steps):
+        if np.unique(steps).size < steps.size:
+            raise ConfigError(
+                f"{name}: the rows are in no order of steps, and some steps have several values: --runs-by COLUMN or "
+                "--split WORD says which belong together"
+            )
         kept = np.argsort(steps, kind="stable")
         return kept, steps[kept], "The rows are not in order of steps and were sorted."
+    anew, resumed = back[begins_anew(steps, back)], back[~begins_anew(steps, back)]
+    stride = stride_of(np.unique(steps[: back[0]]))
+    numbered = steps.copy()
+    for at in anew.tolist():
+        numbered[at:] = steps[at:] + numbered[at - 1] + stride - steps[at]
+    for at in resumed.tolist():
+        _check_resume(numbered, values, at, name)
     # A row survives if no later part begins at its step or at a lower one.
-    begins = steps[np.r_[0, back + 1]]
+    begins = numbered[np.r_[0, back]]
     lowest_later = np.r_[np.minimum.accumulate(begins[:0:-1])[::-1], np.iinfo(np.int64).max]
-    kept = np.flatnonzero(steps < lowest_later[segment])
-    times = "once" if back.size == 1 else f"{back.size} times"
-    return (
-        kept,
-        steps[kept],
-        f"The step falls back {times}, first to {steps[back[0] + 1]:,}, as in a resumed run: later values win, "
-        f"and {steps.size - kept.size:,} earlier rows are left out.",
-    )
+    kept = np.flatnonzero(numbered < lowest_later[np.searchsorted(back, np.arange(steps.size), side="right")])
+    notes = []
+    if anew.size:
+        notes.append(
+            f"The steps begin anew {_times(anew.size)}, first at {steps[anew[0]]:,} after {steps[anew[0] - 1]:,}, and "
+            "the values go on: they were numbered through."
+        )
+    if resumed.size:
+        notes.append(
+            f"The step falls back {_times(resumed.size)}, first to {steps[resumed[0]]:,}, as in a resumed run: later "
+            f"values win, and {steps.size - kept.size:,} earlier rows are left out."
+        )
+    return kept, numbered[kept], " ".join(notes)
 
 
-def _epoch(steps: NDArray[np.float64] | Steps) -> int | None:
-    """Steps in an epoch, where the steps begin anew at least twice, always alike; else None."""
-    back = np.flatnonzero(np.diff(steps) < 0)
-    begins, ends = steps[np.r_[0, back + 1]], steps[np.r_[back, steps.size - 1]]
-    if back.size < 2 or np.any(begins != begins[0]) or np.any(ends[:-1] != ends[0]) or ends[-1] > ends[0]:
-        return None
-    return int(ends[0] - begins[0]) + stride_of(np.unique(steps[: back[0] + 1]).astype(np.int64))
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
+
+
+def _check_resume(steps: Steps, values: NDArray[np.float64], at: int, name: str) -> None:
+    """Refuse rows that begin again at an earlier step with values of another run."""
+    before, after = values[:at], values[at:]
+    known = before[np.isfinite(before)]
+    shared = before[np.abs(steps[:at] - steps[at]) <= 5 * stride_of(np.unique(steps[:at]))]
+    shared = shared[np.isfinite(shared)]
+    if known.size < 2 or not shared.size or not np.isfinite(first_level(after)):
+        return
+    noise = 1.4826 * float(np.median(np.abs(np.diff(known))))
+    spread = float(np.percentile(known, 95) - np.percentile(known, 5))
+    new, old = first_level(after), float(np.median(shared))
+    if abs(new - old) > max(ALIKE_NATS, 6 * noise, 0.25 * spread):
+        raise ConfigError(
+            f"{name}: the step falls back to {steps[at]:,}, and the values from there on ({new:.3g}) are not those of "
+            f"a run that was resumed ({old:.3g}): --runs-by COLUMN or --split WORD says which rows belong together"
+        )

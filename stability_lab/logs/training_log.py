@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES, spelling
 from stability_lab.judge.log import Log, stride_of
 from stability_lab.logs.columns import (
@@ -21,8 +22,17 @@ from stability_lab.logs.columns import (
     nothing_known,
     words_in,
 )
-from stability_lab.logs.sources import Numbers, Source, read_sources
-from stability_lab.logs.steps import Timeline, timeline
+from stability_lab.logs.sources import TRAINER_STATE, Numbers, Source, read_sources
+from stability_lab.logs.splits import (
+    NOTHING_ASKED,
+    Options,
+    TrainingRows,
+    by_restarts,
+    by_runs,
+    rows_with,
+    without_validation,
+)
+from stability_lab.logs.steps import Timeline, step_column, timeline
 from stability_lab.text import shown
 
 _SIGNALS = ("loss", "grad_norm")
@@ -49,35 +59,55 @@ class NamedLog:
     log: Log
     columns: dict[str, str]
     notes: list[str]
+    left_out: dict[str, int] = field(default_factory=dict)  # rows, by reason
 
 
-def read_logs(
-    path: Path, *, loss: str | None = None, grad_norm: str | None = None, step: str | None = None
-) -> list[NamedLog]:
+def read_logs(path: Path, options: Options = NOTHING_ASKED) -> list[NamedLog]:
     """The log in `path`, or each of several runs in it, with columns by common names unless they are given.
 
-    ConfigError where one cannot be read.
+    ConfigError where one cannot be read, or where it is not certain which rows are one run's training.
     """
-    asked = [name for name in (loss, grad_norm) if name is not None]
-    return [_log(source, {"loss": loss, "grad_norm": grad_norm}, step) for source in _sources(path, asked)]
+    asked = [name for name in (options.loss, options.grad_norm) if name is not None]
+    return [log for source in _sources(path, asked) for log in _logs(source, options)]
 
 
-def read_metrics(path: Path, metric: str, *, step: str | None = None) -> list[tuple[LogSeries, Source, list[str]]]:
+def read_metrics(
+    path: Path, metric: str, options: Options = NOTHING_ASKED
+) -> list[tuple[LogSeries, Source, list[str]]]:
     """One column of any meaning, for its spike scores alone, of each run in `path`; what is to be said of it."""
-    return [_metric(source, metric, step) for source in _sources(path, [metric])]
+    return [found for source in _sources(path, [metric]) for found in _metrics(source, metric, options)]
 
 
-def _metric(source: Source, metric: str, step: str | None) -> tuple[LogSeries, Source, list[str]]:
-    notes = list(source.notes)
+def _metrics(source: Source, metric: str, options: Options) -> Iterator[tuple[LogSeries, Source, list[str]]]:
     column = asked_for(source, "metric", metric)
-    times = timeline(source, [column], asked=step)
-    notes += [*_left_out(source, [column]), *times.notes]
-    numbers = source.numbers(column)
-    steps = times.steps_with([numbers])
-    series = LogSeries(column, steps, _on(steps, times, column, numbers, notes).value, times.column)
-    if (stride := stride_of(series.step)) != 1:
-        notes.append(f"One value every {stride:,} steps: windows count values, not steps.")
-    return series, source, notes
+    for part in _runs(source, [column], options):
+        run, notes = part.source, [*part.source.notes, *_said(part)]
+        times = timeline(run, [column], options.step)
+        notes += [*_left_out(run, [column]), *times.notes]
+        numbers = run.numbers(column)
+        steps = times.steps_with([numbers])
+        series = LogSeries(column, steps, _on(run.name, steps, times, column, numbers, notes).value, times.column)
+        if (stride := stride_of(series.step)) != 1:
+            notes.append(f"One value every {stride:,} steps: windows count values, not steps.")
+        yield series, run, notes
+
+
+def _runs(source: Source, signals: Sequence[str], options: Options) -> list[TrainingRows]:
+    """The training of each run in a source: without rows of validation, by a column that names runs, by restarts."""
+    whole = without_validation(source, signals, options.split)
+    rows = np.flatnonzero(rows_with(whole.source, signals))
+    steps = step_column(whole.source, rows, options.step, [])
+    named = by_runs(whole.source, signals, steps, options.runs_by)
+    parts = []
+    for run in named:
+        own = step_column(run, np.flatnonzero(rows_with(run, signals)), options.step, [])
+        parts += by_restarts(run, signals, replace(options, step=own))
+    # What was left out of a table with several runs is said of each.
+    return [TrainingRows(part, whole.left_out) for part in parts]
+
+
+def _said(part: TrainingRows) -> list[str]:
+    return [f"{rows:,} rows {why} are left out." for why, rows in part.left_out.items()]
 
 
 def _sources(path: Path, asked: Sequence[str]) -> list[Source]:
@@ -110,9 +140,10 @@ def _by_run(source: Source, asked: Sequence[str]) -> list[Source]:
     return parts
 
 
-def _log(source: Source, asked: dict[str, str | None], step: str | None) -> NamedLog:
-    notes = list(source.notes)
+def _logs(source: Source, options: Options) -> Iterator[NamedLog]:
+    notes: list[str] = []
     columns: dict[str, str] = {}
+    asked = {"loss": options.loss, "grad_norm": options.grad_norm}
     for role in _SIGNALS:
         name = asked[role]
         column = found(source, role, notes) if name is None else asked_for(source, role, name)
@@ -125,32 +156,52 @@ def _log(source: Source, asked: dict[str, str | None], step: str | None) -> Name
         other = next(name for name in _SIGNALS if name != role)
         if asked[role] is not None and column in named_for(source, other):
             notes.append(f"{shown(column)} is judged as a {WORDS[role]}, but its name is that of a {WORDS[other]}.")
+    for part in _runs(source, list(signals.values()), options):
+        yield _log(part, signals, options, [*part.source.notes, *notes])
+
+
+def _log(part: TrainingRows, signals: dict[str, str], options: Options, notes: list[str]) -> NamedLog:
+    source, columns = part.source, dict(signals)
     extra = {
         role: taken[0] for role in NAMES if role not in (*_SIGNALS, "step") and (taken := candidates(source, role))
     }
-    times = timeline(source, list(signals.values()), list(extra.values()), step)
-    notes += [*_left_out(source, list(signals.values())), *times.notes]
+    own = {role: column for role, column in signals.items() if source.numbers(column).known.any()}
+    times = timeline(source, list(own.values()), options.step)
+    notes += [*_said(part), *_left_out(source, list(own.values())), *times.notes]
     if times.column is not None:
         columns["step"] = times.column
-    numbers = {role: source.numbers(column) for role, column in signals.items()}
+    numbers = {role: source.numbers(column) for role, column in own.items()}
     steps = times.steps_with(list(numbers.values()))
     fields: dict[str, Any] = dict.fromkeys(_SIGNALS)
-    for role, column in signals.items():
-        fields[role], has = _on(steps, times, column, numbers[role], notes)
+    for role, column in own.items():
+        fields[role], has = _on(source.name, steps, times, column, numbers[role], notes)
         if not has.all():
             fields[f"no_{role}"] = ~has
     for role, column in extra.items():
-        values, has = times.at(steps, source.numbers(column, role))
+        values, has = times.at(steps, source.numbers(column, role), everywhere=True)
         if has.any():
             columns[role] = column
             fields[role] = values > 0 if role == "skipped" else values
     log = Log(step=steps, **fields)
-    return NamedLog(source.path, source.run, source.format, len(source.table), log, columns, notes)
+    left_out = {**part.left_out, "without a value": int(np.count_nonzero(~rows_with(source, list(own.values()))))}
+    left_out["of an earlier attempt, or of a step that has a later value"] = times.all_rows - len(log)
+    kept = {why: rows for why, rows in left_out.items() if rows > 0}
+    return NamedLog(source.path, source.run, source.format, len(source.table), log, columns, notes, kept)
 
 
-def _on(steps: NDArray[np.int64], times: Timeline, column: str, numbers: Numbers, notes: list[str]) -> Numbers:
-    """The values of a signal at `steps`, which hold all of its own."""
+def _on(
+    name: str, steps: NDArray[np.int64], times: Timeline, column: str, numbers: Numbers, notes: list[str]
+) -> Numbers:
+    """The values of a signal at `steps`, which hold all of its own; ConfigError where most of them have several."""
     found = times.at(steps, numbers)
+    known = numbers.known[times.rows]
+    last = found.value[np.searchsorted(steps, times.steps[known])]
+    other = times.steps[known][~np.isclose(numbers.value[times.rows][known], last, equal_nan=True)]
+    if np.unique(other).size > max(1, steps.size // 10):
+        raise ConfigError(
+            f"{name}: {np.unique(other).size:,} of {steps.size:,} steps have several values of {shown(column)}: "
+            "--runs-by COLUMN or --split WORD says which belong together"
+        )
     if repeated := np.count_nonzero(numbers.known[times.rows]) - np.count_nonzero(found.known):
         notes.append(f"{shown(column)}: {repeated:,} values had a step that a later one has too, which counts.")
     return found
@@ -163,6 +214,8 @@ def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
     if none := int(np.count_nonzero(~known.any(axis=0))):
         what = " and no ".join(shown(column) for column in columns)
         notes.append(f"{none:,} of {len(source.table):,} rows have no {what}.")
+    if source.format == TRAINER_STATE:  # it ends with rows of the evaluation and of a summary
+        return notes
     return notes + [note for column, has in zip(columns, known, strict=True) if (note := _end(column, has))]
 
 

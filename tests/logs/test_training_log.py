@@ -16,14 +16,15 @@ import pytest
 from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import NAMES
 from stability_lab.logs.sources import read_source
+from stability_lab.logs.splits import Options
 from stability_lab.logs.training_log import NamedLog, read_logs, read_metrics
 from stability_lab.text import shown
 
 LOSS = [3.0, 2.5, float("nan"), float("inf"), 1.5]
 
 
-def read_log(path: Path, **options: str) -> NamedLog:
-    (log,) = read_logs(path, **options)
+def read_log(path: Path, **options: Any) -> NamedLog:
+    (log,) = read_logs(path, Options(**options))
     return log
 
 
@@ -127,7 +128,7 @@ def check(log: Any) -> None:
 @pytest.mark.oracle
 def test_a_resumed_tensorboard_run_has_several_files(tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
-    for steps, value, suffix in ((range(1, 9), 1.0, ".first"), (range(6, 12), 2.0, ".second")):
+    for steps, value, suffix in ((range(1, 9), 1.0, ".first"), (range(6, 12), 1.25, ".second")):
         writer = tensorboard.SummaryWriter(tmp_path, filename_suffix=suffix)
         for step in steps:
             writer.add_scalar("loss", value, step)
@@ -138,7 +139,7 @@ def test_a_resumed_tensorboard_run_has_several_files(tmp_path: Path) -> None:
     named = read_log(tmp_path)
     assert named.log.step.tolist() == list(range(1, 12))
     assert named.log.loss is not None
-    assert named.log.loss.tolist() == [1.0] * 5 + [2.0] * 6
+    assert named.log.loss.tolist() == [1.0] * 5 + [1.25] * 6
     assert any("falls back once, first to 6" in note for note in named.notes)
 
 
@@ -332,9 +333,11 @@ def test_rows_in_no_order_are_sorted(tmp_path: Path) -> None:
 
 
 def test_of_several_values_a_step_the_last_counts(tmp_path: Path) -> None:
-    steps, values, notes = steps_and_values(tmp_path, [1, 1, 2, 2, 3, 3])
-    assert (steps, values) == ([1, 2, 3], [1, 3, 5])
-    assert notes == ["loss: 3 values had a step that a later one has too, which counts."]
+    steps, values, notes = steps_and_values(tmp_path, [1, 1, 2, 3])
+    assert (steps, values) == ([1, 2, 3], [1, 2, 3])
+    assert notes == ["loss: 1 values had a step that a later one has too, which counts."]
+    with pytest.raises(ConfigError, match="3 of 3 steps have several values of loss: --runs-by"):
+        steps_and_values(tmp_path, [1, 1, 2, 2, 3, 3])
 
 
 def test_without_steps_rows_are_counted(tmp_path: Path) -> None:
@@ -510,11 +513,11 @@ def test_runs_of_one_wandb_export_are_never_mixed(tmp_path: Path) -> None:
 
 def test_a_run_of_an_export_is_chosen_by_its_column(tmp_path: Path) -> None:
     file = csv_file(tmp_path, *EXPORT)
-    (only,) = read_logs(file, loss="b - train/loss")
+    (only,) = read_logs(file, Options(loss="b - train/loss"))
     assert only.run == "b"
-    assert [log.run for log in read_logs(file, loss="train/loss")] == ["a", "b"]
+    assert [log.run for log in read_logs(file, Options(loss="train/loss"))] == ["a", "b"]
     with pytest.raises(ConfigError, match="run a has no such column"):
-        read_logs(file, loss="a - train/loss", grad_norm="b - train/grad_norm")
+        read_logs(file, Options(loss="a - train/loss", grad_norm="b - train/grad_norm"))
     assert [source.run for _, source, _ in read_metrics(file, "a - train/loss")] == ["a"]
 
 
@@ -644,8 +647,7 @@ def test_steps_that_begin_anew_each_epoch_are_numbered_through(tmp_path: Path) -
     assert steps == list(range(1, 501))
     assert values == list(range(500))
     assert notes == [
-        "The steps begin anew 4 times, each time at 1 after 100, as in a log that counts within an epoch: they were "
-        "numbered through."
+        "The steps begin anew 4 times, first at 1 after 100, and the values go on: they were numbered through."
     ]
     steps, values, _ = steps_and_values(tmp_path, [0, 10, 20, 0, 10, 20, 0, 10])
     assert (steps, values) == ([0, 10, 20, 30, 40, 50, 60, 70], list(range(8)))
@@ -657,10 +659,11 @@ def test_a_step_that_goes_through_is_better_than_one_of_an_epoch(tmp_path: Path)
     assert (named.columns["step"], named.log.step.size) == ("global_step", 30)
 
 
-def test_a_run_that_began_anew_at_other_steps_is_a_resumed_one(tmp_path: Path) -> None:
-    steps, _, notes = steps_and_values(tmp_path, [*range(1, 50), *range(1, 70), *range(1, 90)])
-    assert steps == list(range(1, 90))
-    assert "falls back 2 times" in notes[0]
+def test_a_counter_that_begins_anew_in_a_run_that_goes_on_is_numbered_through(tmp_path: Path) -> None:
+    steps, values, notes = steps_and_values(tmp_path, [*range(1, 50), *range(1, 70), *range(1, 90)])
+    assert steps == list(range(1, 208))
+    assert values == list(range(207))
+    assert "begin anew 2 times" in notes[0]
 
 
 def test_thousands_in_steps(tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Which rows of a log are the training of one run: rows of validation and of other runs are told apart, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from stability_lab.config import ConfigError
+from stability_lab.judge.column_names import spelling
+from stability_lab.logs.columns import what_is_there
+from stability_lab.logs.sources import Source
+from stability_lab.text import did_you_mean, shown
+
+Rows = NDArray[np.intp]
+
+# Columns that say what a row measures, and the words for what is no training.
+SPLITS = ("split", "mode", "phase", "stage", "subset", "partition", "set")
+VALIDATION = ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "holdout")
+# Columns that name runs, the preferred first; any other column of words comes after them.
+RUNS = (
+    *("run", "run_name", "run_id", "experiment", "exp", "exp_name", "name", "model", "model_name", "config", "arm"),
+    *("method", "variant", "optimizer", "optim", "group", "trial", "job", "id", "seed", "rank", "worker", "version"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user says of a log: names of columns, and what tells its rows apart."""
+
+    loss: str | None = None
+    grad_norm: str | None = None
+    step: str | None = None
+    runs_by: str | None = None
+    split: str | None = None
+    restarts: Literal["runs", "continue"] | None = None
+
+
+NOTHING_ASKED = Options()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The rows of one run's training in a source, and how many were left out of it, by reason."""
+
+    source: Source
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def without_validation(source: Source, signals: Sequence[str], asked: str | None) -> TrainingRows:
+    """The source without rows of validation, or with those of the split that was asked for; ConfigError if there are
+    none."""
+    for column in source.columns:
+        if spelling(column).rsplit("/", 1)[-1] not in SPLITS:
+            continue
+        words = source.cells(column).map(lambda cell: str(cell).strip().lower(), na_action="ignore")
+        if asked is not None:
+            kept = (words == asked.strip().lower()).to_numpy()
+            if kept.any():
+                return _rows(source, kept, f"of another {shown(column)} than {shown(asked)}")
+            continue
+        validation = words.isin(VALIDATION).to_numpy() & rows_with(source, signals)
+        if validation.any() and not validation[rows_with(source, signals)].all():
+            return _rows(source, ~validation, f"of validation, by the column {shown(column)}")
+    if asked is not None:
+        raise ConfigError(f"--split={shown(asked)}: {source.name} has no such word in a column {', '.join(SPLITS)}")
+    return TrainingRows(source)
+
+
+def _rows(source: Source, kept: NDArray[np.bool_], why: str) -> TrainingRows:
+    return TrainingRows(_part(source, kept, source.run), {why: int(np.count_nonzero(~kept))})
+
+
+def _part(source: Source, kept: NDArray[np.bool_], run: str | None) -> Source:
+    return replace(source, table=source.table.loc[kept].reset_index(drop=True), run=run)
+
+
+def by_runs(source: Source, signals: Sequence[str], steps: str | None, asked: str | None) -> list[Source]:
+    """The runs of a table in which a column names them; or the source as it is.
+
+    A column names runs if the steps of all rows do not rise, and those of each of its words do, or fall back half as
+    often at most. ConfigError where the column that was asked for is not there.
+    """
+    rows = np.flatnonzero(rows_with(source, signals))
+    if asked is not None:
+        column = next((c for c in source.columns if asked == c or spelling(asked) == spelling(c)), None)
+        if column is None:
+            guess = did_you_mean(asked, source.columns)
+            hint = shown(guess) if guess.startswith("did you mean") else what_is_there(source)
+            raise ConfigError(f"--runs-by={shown(asked)}: {source.name} has no such column; {hint}")
+        return _named(source, [column], rows)
+    order = _steps(source, steps, rows)
+    if order is not None and np.all(np.diff(order) > 0):
+        return [source]
+    known = _candidates(source, signals, steps, rows)
+    tried = [*([column] for column in known), *(list(pair) for pair in combinations(known, 2)), known]
+    faults = {tuple(columns): _faults(source, columns, rows, order) for columns in tried if columns}
+    best = min(faults, key=faults.__getitem__, default=())  # the first of equals
+    # Of a run that was resumed the steps fall back, too.
+    enough = 0 if order is None else np.count_nonzero(np.diff(order) <= 0) / 2
+    return _named(source, list(best), rows) if best and faults[best] <= enough else [source]
+
+
+def _candidates(source: Source, signals: Sequence[str], steps: str | None, rows: Rows) -> list[str]:
+    """Columns of words, and of numbers by their name, that hold something twice and not always."""
+    rank = {name: i for i, name in enumerate(RUNS)}
+    found = []
+    for column in source.columns:
+        name = spelling(column).rsplit("/", 1)[-1]
+        if column in (*signals, steps) or name in SPLITS:
+            continue
+        cells = source.cells(column).iloc[rows]
+        words = not pd.api.types.is_numeric_dtype(cells) and not source.numbers(column).known[rows].any()
+        if (words or name in rank) and cells.notna().mean() >= 0.5 and 1 < cells.nunique() <= rows.size / 2:
+            found.append((rank.get(name, len(rank)), column))
+    return [column for _, column in sorted(found)]
+
+
+def _faults(source: Source, columns: list[str], rows: Rows, order: NDArray[np.float64] | None) -> float:
+    """How often steps do not rise within the runs that the columns name; without steps, whether these are no stretches
+    or have a name that is not everybody's."""
+    groups = source.table.iloc[rows].groupby(columns, sort=False, dropna=False).indices
+    if order is not None:
+        return float(sum(np.count_nonzero(np.diff(order[at]) <= 0) for at in groups.values()))
+    stretches = all(np.all(np.diff(at) == 1) for at in groups.values())
+    return 0.0 if stretches and len(columns) == 1 and spelling(columns[0]).rsplit("/", 1)[-1] in RUNS else np.inf
+
+
+def _named(source: Source, columns: list[str], rows: Rows) -> list[Source]:
+    cells = source.table[columns].astype(object)
+    names = cells.where(cells.notna(), "-").apply(lambda row: ", ".join(map(str, row)), axis=1)
+    there = names.iloc[rows].unique()
+    return [_part(source, (names == name).to_numpy(), str(name)) for name in there]
+
+
+def _steps(source: Source, column: str | None, rows: Rows) -> NDArray[np.float64] | None:
+    if column is None:
+        return None
+    values, known = source.numbers(column, "step")
+    return values[rows] if known[rows].all() else None
+
+
+def rows_with(source: Source, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows have a value of one of `columns`."""
+    return np.any([source.numbers(column).known for column in columns], axis=0)
+
+
+def by_restarts(source: Source, signals: Sequence[str], options: Options) -> list[Source]:
+    """The runs that stand below each other in a log whose steps begin anew, and whose values do, too.
+
+    ConfigError where the values do not say whether they do, and the user neither.
+    """
+    rows = np.flatnonzero(rows_with(source, signals))
+    order = _steps(source, options.step, rows)
+    if order is None or options.restarts == "continue":
+        return [source]
+    begins = [int(at) for at in np.flatnonzero(np.diff(order) < 0) + 1 if begins_anew(order, at)]
+    if not begins or begins_in_no_order(order) or _counts_epochs(source, rows, begins):
+        return [source]
+    values = source.numbers(signals[0]).value[rows]
+    anew = {options.restarts == "runs" or _begins_anew(values, at) for at in begins}
+    if anew == {False}:
+        return [source]
+    if anew != {True}:
+        many = f"{len(begins)} times" if len(begins) > 1 else "once"
+        raise ConfigError(
+            f"{source.name}: the steps fall back to {order[begins[0]]:g} {many}, and the values do not say whether it "
+            "is another run: give --restarts runs, --restarts continue, or --runs-by COLUMN"
+        )
+    edges = [0, *(int(rows[at]) for at in begins), len(source.table)]
+    index = np.arange(len(source.table))
+    return [
+        _part(source, (index >= low) & (index < high), f"{i} of {len(edges) - 1}")
+        for i, (low, high) in enumerate(pairwise(edges), start=1)
+    ]
+
+
+def begins_anew(steps: NDArray[Any], at: Any) -> Any:
+    """Which of the positions `at`, at which steps fall back, are at the first step of the log or the one after it."""
+    return steps[at] <= max(steps[0], steps[1])
+
+
+def begins_in_no_order(steps: NDArray[Any]) -> bool:
+    """Whether steps fall back so often that it is no resume, restart or epoch."""
+    return int(np.count_nonzero(np.diff(steps) < 0)) > max(2, steps.size // 10)
+
+
+def epochs(source: Source, rows: Rows) -> NDArray[np.float64] | None:
+    """The epoch of each row, where a column says it."""
+    for column in source.columns:
+        if spelling(column).rsplit("/", 1)[-1] == "epoch":
+            values, known = source.numbers(column)
+            if known[rows].all() and np.array_equal(values[rows], np.floor(values[rows])):
+                return values[rows]
+    return None
+
+
+def _counts_epochs(source: Source, rows: Rows, begins: Sequence[int]) -> bool:
+    """Whether the epoch rises wherever the steps begin anew."""
+    epoch = epochs(source, rows)
+    return epoch is not None and all(epoch[at] > epoch[at - 1] for at in begins)
+
+
+def _begins_anew(values: NDArray[np.float64], at: int) -> bool | None:
+    """Whether the values from position `at` on are nearer to those at the begin of the log than to those before it.
+
+    None where they are not twice as near to one of the two.
+    """
+    new, end, begin = first_level(values[at:]), first_level(values[:at][::-1]), first_level(values)
+    if not np.isfinite(end):
+        return True
+    to_begin, to_end = abs(new - begin), abs(new - end)
+    return None if to_begin <= 2 * to_end and to_end <= 2 * to_begin else to_begin < to_end
+
+
+def first_level(values: NDArray[np.float64]) -> float:
+    """The median of the first values of a stretch."""
+    return float(np.median(values[: max(1, min(5, values.size // 4))]))
