@@ -78,12 +78,17 @@ def _parser() -> Parser:
     return parser
 
 
+_MOST_SEEDS = 10_000
+
+
 def _seeds(given: str) -> frozenset[int]:
     found: set[int] = set()
     for part in given.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise argparse.ArgumentTypeError(f"{given!r}: give seeds such as 3-7 or 0,1,5")
+        if len(first) > 18 or len(last) > 18 or int(last or first) - int(first) >= _MOST_SEEDS:
+            raise argparse.ArgumentTypeError(f"{given!r}: a range of over {_MOST_SEEDS:,} seeds")
         found |= set(range(int(first), int(last or first) + 1))
     return frozenset(found)
 

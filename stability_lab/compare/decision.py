@@ -13,7 +13,7 @@ from typing import Any
 
 from stability_lab.compare.comparability import LOSS, spoiled
 from stability_lab.compare.comparison import Comparison, Row, finding
-from stability_lab.compare.grouping import Cell, setting_text
+from stability_lab.compare.grouping import LR, Cell, setting_text
 from stability_lab.compare.ladders import Ladder
 from stability_lab.compare.statistics import Difference
 
@@ -75,10 +75,14 @@ def _over_learning_rates(comparison: Comparison, one: Tuned) -> str:
     elif ladder.difference is not None:
         parts.append(f"LR sensitivity{among} {ladder.difference.value:+.3g}{_tested(ladder.difference)}")
     edges = [_edge(one) for one in (ladder, base)]
-    if edges[0] != edges[1] and not all(edge.startswith("nowhere") for edge in edges) and ladder.lrs and base.lrs:
+    if not among and edges[0] != edges[1] and not all(edge.startswith("nowhere") for edge in edges) and ladder.lrs:
         parts.append(f"loses 0.1 nats {edges[0]} ({name} {edges[1]})")
     cells = _rows(comparison, ladder)
-    parts += _diverged(cells, _rows(comparison, base))
+    # An arm is neither blamed nor praised for rates that it did not run.
+    common = [
+        [row for row in rows if row.cell.setting[LR] in ladder.common] for rows in (cells, _rows(comparison, base))
+    ]
+    parts += _diverged(*common)
     parts += _cost(cells, comparison.busy)
     return f"{_named(ladder.arm, ladder.setting)}: {'; '.join(parts) or 'no run to judge by'}."
 

@@ -164,24 +164,26 @@ class _Rungs:
         finite = [(loss, lr) for lr in among if (loss := means[lr]) is not None and math.isfinite(loss)]
         return min(finite)[1] if finite else None
 
-    def stable(self) -> Bracket | None:
-        """The bracket of the largest stable learning rate; None where no run ended, so that no limit is known.
+    def stable(self, among: Sequence[float]) -> Bracket | None:
+        """The bracket of the largest stable learning rate; None where no run says anything about it.
 
         An undecided run is no evidence, and a rate that has no other is left out.
         """
-        decided = {lr: [run for run in self.cells[lr].ended if run.outcome != "undecided"] for lr in self.grid}
-        known = [lr for lr in self.grid if decided[lr]]
+        decided = {lr: [run for run in self.cells[lr].ended if run.outcome != "undecided"] for lr in among}
+        known = [lr for lr in among if decided[lr]]
         if not known:
             return None
-        best = self.best(self.grid)
-        return largest_stable_lr(
-            known, [[_stable(run, best is None or lr <= best) for run in decided[lr]] for lr in known]
-        )
+        learned = max((lr for lr in known if any(_learned(run) for run in decided[lr])), default=-math.inf)
+        return largest_stable_lr(known, [[_stable(run, lr < learned) for run in decided[lr]] for lr in known])
+
+
+def _learned(run: RunRecord) -> bool:
+    return run.outcome in ("stable", "spiky")
 
 
 def _stable(run: RunRecord, low: bool) -> bool:
-    """Whether a run is stable; below the best learning rate one that has not learned is undertrained, not unstable."""
-    return run.outcome in ("stable", "spiky") or (low and run.outcome == "no_learning")
+    """Whether a run is stable; below a rate at which one learned, one that did not is undertrained, not unstable."""
+    return _learned(run) or (low and run.outcome == "no_learning")
 
 
 def _ladder(
@@ -192,7 +194,7 @@ def _ladder(
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     usable = usable_range(rungs.grid, losses)
     best = usable.best if usable else None
-    stable = rungs.stable()
+    stable = rungs.stable(rungs.grid)
     l0s = [l0 for seed in rungs.by_seed if (l0 := rungs.l0(seed)) is not None]
     ladder = Ladder(
         arm=rungs.arm,
@@ -212,14 +214,15 @@ def _ladder(
     )
     if base is None or base is rungs:
         return ladder
-    common, other = rungs.common(base), base.stable()
+    common = rungs.common(base)
+    both = rungs.stable(common), base.stable(common)
     best_own, best_base = rungs.best(common), base.best(common)
     tuned = gain = None
     if best_own is not None and best_base is not None:
         tuned = (best_own, best_base)
         values = (rungs.cells[best_own].values(rungs.metric), base.cells[best_base].values(rungs.metric))
         gain = difference_by_seed(*values, paired)
-    ratio = ratio_interval(stable, other) if stable and other else None
+    ratio = ratio_interval(both[0], both[1]) if both[0] and both[1] else None
     return replace(ladder, ratio=ratio, common=common, difference=difference, tuned=tuned, gain=gain)
 
 

@@ -22,6 +22,8 @@ RISE_NATS = 1.0
 RISES = (0.5, 1.0, 2.0)
 # How far above its begin a run that diverged ends, in nats, and which part of a fall it has lost that is back there.
 ABOVE_NATS, LOST_PART, LOST_NATS = 0.5, 0.9, 0.5
+# Another mixture of data adds up to so much to a loss; what adds more is none.
+DATA_NATS = 2.75
 # A loss less than this below its reference has not left it.
 MARGIN_NATS = 0.05
 # The end of the loss is a median of so many values, whatever the length of the log; its begin of so many.
@@ -104,17 +106,27 @@ def _means(x: Array, width: int) -> Array:
 
 
 def losses_of(log: Log, events: Sequence[Event] = ()) -> Losses:
-    """The losses of a log without skipped steps; level shifts of `events` whose cause is the data are taken out."""
+    """The losses of a log without skipped steps.
+
+    Level shifts of `events` whose cause may be the data are taken out, unless they are together higher than data make a
+    loss, or end near the begin of the run.
+    """
     if log.loss is None:
         return Losses(log.step[:0], np.empty(0), False)
     finite = np.isfinite(log.loss)
-    step, value = log.step[finite], log.loss[finite]
-    for event in events:
-        if event.kind == "level_shift" and event.signal == "loss" and event.cause == "data" and event.recovery is None:
-            assert event.height is not None
-            value = np.where(step >= event.step, value - event.height, value)
-    begins = len(log) > 0 and int(log.step[0]) <= max(10, 2 * log.stride)
-    return Losses(step, value, begins)
+    raw = Losses(log.step[finite], log.loss[finite], len(log) > 0 and int(log.step[0]) <= max(10, 2 * log.stride))
+    shifts = [
+        (event.step, event.height)
+        for event in events
+        if (event.kind, event.signal, event.cause, event.recovery) == ("level_shift", "loss", "data", None)
+        and event.height is not None
+    ]
+    if not shifts or sum(height for _, height in shifts) > DATA_NATS:
+        return raw
+    if raw.begins and raw.end > raw.begin - MARGIN_NATS:
+        return raw
+    taken = np.sum([np.where(raw.step >= step, height, 0.0) for step, height in shifts], axis=0)
+    return Losses(raw.step, raw.value - taken, raw.begins)
 
 
 def rose(losses: Losses, delta: float = RISE_NATS) -> int | None:

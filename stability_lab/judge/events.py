@@ -141,7 +141,7 @@ class Signal:
         back = None if drift.back is None else int(rows[drift.back])
         low, top = self._value(drift.low), self._value(drift.top)
         how = "rises slowly" if kind == "slow_rise" else "jumps"
-        data = ", and it falls on as before: did the data change?" if drift.falls_on else ""
+        data = ", and falls on as before, as when the data change" if drift.falls_on else ""
         return _event(
             self.log,
             kind,

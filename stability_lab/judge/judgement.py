@@ -82,7 +82,7 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
             )
     elif losses.n and losses.begins:
         warning = initial_loss_warning(losses.begin, evidence.vocab_size)
-        notes += [warning.replace("before training is", "at the begin of the log is")] if warning else []
+        notes += [warning.replace("before training is", "at the start of the log is")] if warning else []
     if losses.n and losses.value.min() < 0:
         notes.append("A cross-entropy cannot be negative: this loss holds something else.")
     if log.loss is None:

@@ -178,14 +178,16 @@ def _decide(log: Log, evidence: Evidence, events: Sequence[Event], delta: float)
         row = min(int(np.searchsorted(log.step, step)), len(log) - 1)
         what = advice(kept, events, step, evidence.warmup_steps, evidence.own)
         return Verdict("diverged", f"{why}; {what}.", step, _number(log.lr, row), _whole(log.tokens, row))
-    return _too_little(kept) or _stuck(losses, evidence) or _calm(kept, losses, evidence, events)
+    return _too_little(log, kept) or _stuck(losses, evidence) or _calm(kept, losses, evidence, events)
 
 
 def _nonfinite(log: Log, evidence: Evidence) -> tuple[int, str] | None:
     """A run is lost whose last values are not finite. One that is finite again was saved, or skipped steps unsaid."""
     bad = {name: log.nonfinite(name) for name in ("loss", "grad_norm") if name in log.signals}
     lost = np.any(list(bad.values()), axis=0)
-    if lost[-1] or lost[-END_ROWS:].mean() > 0.5:
+    # fp16 loss scaling skips single steps with such a gradient norm, and foreign logs seldom say so.
+    only_norm = "loss" in bad and not bad["loss"][-END_ROWS:].any() and lost[-3:].sum() < 3 and not evidence.own
+    if (lost[-1] and not only_norm) or lost[-END_ROWS:].mean() > 0.5:
         # Finite values between bad ones are no recovery: from the last END_ROWS good ones in a row on.
         good = np.flatnonzero(np.convolve(~lost, np.ones(END_ROWS), "valid") == END_ROWS) + END_ROWS
         row = int(np.flatnonzero(lost[good[-1] :])[0] + good[-1]) if good.size else int(np.flatnonzero(lost)[0])
@@ -235,7 +237,12 @@ def _finite_divergence(losses: Losses, evidence: Evidence, delta: float) -> tupl
     return None
 
 
-def _too_little(log: Log) -> Verdict | None:
+def _too_little(whole: Log, log: Log) -> Verdict | None:
+    """`log` is the whole one without skipped steps."""
+    skipped = len(whole) - len(log)
+    if whole.skipped is not None and (skipped > len(whole) / 2 or whole.skipped[-END_ROWS:].all()):
+        what = f"{skipped:,} of {len(whole):,} steps were skipped"
+        return Verdict("undecided", f"{what}, to the end or most of all: what is left says little of the run.")
     values = max(int(np.count_nonzero(np.isfinite(x))) for x in log.signals.values())
     if values < MIN_VALUES:
         first = "The loss" if log.loss is not None else "The gradient norm"
@@ -267,7 +274,9 @@ def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
     if seen < reference - margin:
         return None
     rate = "optimizer.lr" if evidence.own else "learning rate"
-    rose = losses.end > reference + MARGIN_NATS
+    began = evidence.begin(losses)
+    ends = losses.end if evidence.final_val_loss is None else evidence.final_val_loss
+    rose = began is not None and ends > began[0] + MARGIN_NATS
     steps = "trainer.max_steps" if evidence.own else "steps"
     what = f"try a lower {rate}" if rose else f"try another {rate}, or more {steps}"
     if losses.frozen == losses.n:
@@ -284,7 +293,7 @@ def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
 
 
 def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event]) -> Verdict:
-    course, spikes = _course(losses), spikes_of(log, events)
+    course, spikes = _course(losses_of(log)), spikes_of(log, events)
     drifts = [event for event in events if event.kind in DRIFTS]
     drift = f", and with a {_drift(drifts[0])}" if drifts else ""
     if spikes.sick:

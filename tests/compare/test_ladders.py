@@ -93,7 +93,7 @@ def test_nothing_is_said_of_rates_at_which_an_arm_has_no_run(make_run, tmp_path:
     assert (str(found["qknorm"].stable), found["qknorm"].usable and found["qknorm"].usable.edge) == (">= 0.01", None)
     assert (found["zloss"].lrs, found["zloss"].sensitivity, found["zloss"].stable) == ((), None, None)
     sentences = decision(compare(find_runs([tmp_path])[0]))
-    assert "loses 0.1 nats nowhere up to 0.01 (none at 0.1)" in sentences[0]
+    assert "loses 0.1 nats" not in sentences[0]
     assert sentences[1] == "zloss: no run to judge by."
 
 

@@ -152,7 +152,7 @@ def test_a_shift_after_which_the_loss_falls_on_may_be_the_data(after, cause):
         loss[600:608] -= np.linspace(0.6, 0, 8)
     (shift,) = unexplained([event for event in find_events(log_of(loss)) if event.kind == "level_shift"])
     assert shift.cause == cause
-    assert ("did the data change?" in shift.detail) == (cause == "data")
+    assert ("as when the data change" in shift.detail) == (cause == "data")
 
 
 def test_a_spike_that_decays_slowly_is_no_drift():

@@ -150,7 +150,21 @@ def test_a_new_level_from_which_the_loss_falls_on_is_the_data(jump):
     result = score(mixture(jump))
     assert result.verdict == "stable"
     assert "level shift at step 701" in result.reason
-    assert "did the data change?" in result.reason
+    assert "as when the data change" in result.reason
+
+
+@pytest.mark.parametrize("jumps", [[3.2], [9.0], [20.0], [1.0, 1.0, 1.0]])
+def test_no_data_add_so_much(jumps):
+    t = np.arange(4000)
+    loss = 3 + 7.8 * np.exp(-t / 150) + 0.5 * np.exp(-t / 3000) + noise(4000, 0.04)
+    for i, jump in enumerate(jumps):
+        loss[1500 + 500 * i :] += jump
+    assert score(loss).verdict == "diverged"
+
+
+def test_the_reason_of_a_shifted_run_has_the_loss_of_the_log():
+    loss = mixture(1.3)
+    assert f"rose to {np.median(loss[-20:]):.3f}" in score(loss).reason
 
 
 def test_a_new_level_on_which_it_stays_is_none():
@@ -445,6 +459,29 @@ def test_skipped_steps_are_left_out():
     nothing = verdict(Log([1, 2], [NAN, NAN], None, skipped=[True, True]))
     assert (nothing.verdict, nothing.first_bad_step) == ("undecided", None)
     assert "All 2 steps were skipped" in nothing.reason
+
+
+@pytest.mark.parametrize(("first", "last"), [(41, 1000), (900, 1000)])
+def test_most_or_the_last_steps_were_skipped(first, last):
+    skipped = np.zeros(1000, dtype=bool)
+    skipped[first:last] = True
+    result = score(learned(), skipped=skipped)
+    assert result.verdict == "undecided"
+    assert f"{last - first} of 1,000 steps were skipped" in result.reason
+
+
+def test_an_overflow_at_the_very_end_of_a_foreign_log():
+    norm = norm_with(1000)
+    norm[-1] = INF
+    assert score(learned(), norm).verdict == "stable"
+    assert score(learned(), norm, own=True).verdict == "diverged"
+    norm[-3:] = NAN
+    assert score(learned(), norm).verdict == "diverged"
+
+
+def test_advice_against_learning_nothing():
+    slowly = np.r_[np.linspace(5.5, 3.3, 60)]
+    assert "try another learning rate, or more steps" in judge(slowly, final_val_loss=3.25).reason
 
 
 # What is said
