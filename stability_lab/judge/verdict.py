@@ -316,7 +316,9 @@ def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event])
         )
     if rises_at_end(losses):
         return Verdict("undecided", f"{course}, but it was rising at the end, to a median of {_nats(losses.end)}.")
-    return Verdict("stable", f"{course}, {_few(spikes)}{drift}.")
+    alerts = [event.value for event in events if event.kind == "attention_logit_alert" and event.value is not None]
+    alert = f"; but the largest attention logit reached {max(alerts):.4g}" if alerts else ""
+    return Verdict("stable", f"{course}, {_few(spikes)}{drift}{alert}.")
 
 
 def _drift(event: Event) -> str:

@@ -93,6 +93,7 @@ def test_every_format_goes_to_a_file(sweep: Path, capsys, tmp_path: Path) -> Non
         (["{sweep}", "--out", "{sweep}/no/file"], "does not exist"),
         (["{sweep}", "--figure-format", "svg"], "add --figures DIR"),
         (["{sweep}", "--format", "csv", "--suggest"], "leave out --format csv"),
+        (["{sweep}", "--seeds", "0-999999999999"], "a range of over 10,000 seeds"),
         (["{sweep}", "--seeds", "7-3"], "'7-3': give seeds such as 3-7 or 0,1,5"),
         (["{sweep}", "--seeds", "4-9"], "--seeds: no run has one of these seeds; there are 0, 1, 2, 3"),
         (["{sweep}", "--format", "html"], "invalid choice: 'html'"),

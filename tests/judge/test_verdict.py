@@ -607,6 +607,7 @@ def test_the_advice_follows_the_first_symptom():
     )
     assert "warming up" in judge(np.r_[np.full(15, L0), np.full(100, 30.0)], final_val_loss=30.0).reason
     assert score(learned()).reason.endswith("without a spike.")  # and no advice
+    assert score(learned(), max_attn_logit=some).reason.endswith("; but the largest attention logit reached 2345.")
 
 
 def test_keys_of_this_program_are_for_its_own_runs():
