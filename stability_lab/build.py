@@ -102,6 +102,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     instantiate(config.tracking, "tracking")
     instantiate_as(Objective, config.objective, "objective")
     optimizer = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
+    Schedule.of(config.schedule, config.lr, config.trainer.max_steps)
     faults = parse(config.debug.inject, config.trainer.max_steps)
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")

@@ -199,7 +199,7 @@ def _lines(block: Block) -> Iterator[str]:
     steps = block["steps"]
     yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
     yield (
-        f"  read      {block['format']}, {block['rows']:,} rows; {steps['values']:,} values, "
+        f"  read      {block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
         f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}"
     )
     yield "  columns   " + ", ".join(f"{role}: {shown(column)}" for role, column in block["columns"].items())
@@ -258,6 +258,10 @@ def _event_lines(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"  {line}" for line in aligned([header, *cells]))
     if len(events) > _SHOWN_EVENTS:
         yield f"  and {len(events) - _SHOWN_EVENTS:,} later ones: --format json has all"
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _steps(stride: int) -> str:

@@ -96,7 +96,7 @@ class InitConfig:
 
 @dataclass
 class ScheduleConfig:
-    name: str = _key(one_of=("cosine", "wsd", "constant"))
+    name: str = _key()
     warmup_steps: int = _key(ge=0)
     final_lr_fraction: float = _key(ge=0, le=1)
     decay_fraction: float = _key(gt=0, le=1)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from stability_lab.config import ScheduleConfig
+from stability_lab.config import ConfigError, ScheduleConfig
 
 
 @dataclass(frozen=True)
 class Schedule:
     """Learning rate of step 1, 2, ..., max_steps.
 
-    Linear warm-up reaches `peak` at `warmup_steps`; then `cosine` falls to final_lr_fraction * peak at the last step,
-    `wsd` (warm-up, stable, decay; arXiv:2404.06395) holds the peak and falls linearly over the last decay_fraction of
-    the run, `constant` holds it. A warm-up longer than the run is cut to the run.
+    Linear warm-up reaches `peak` at `warmup_steps`; what follows is the shape in `SHAPES` that `name` names. A warm-up
+    longer than the run is cut to the run. ConfigError for a name that is none of them.
     """
 
     name: str
@@ -23,6 +23,10 @@ class Schedule:
     warmup_steps: int
     final_lr_fraction: float
     decay_fraction: float
+
+    def __post_init__(self) -> None:
+        if self.name not in SHAPES:
+            raise ConfigError(f"schedule.name={self.name}: must be one of {', '.join(SHAPES)}")
 
     @classmethod
     def of(cls, config: ScheduleConfig, peak: float, max_steps: int) -> Schedule:
@@ -33,16 +37,29 @@ class Schedule:
         assert 1 <= step <= self.max_steps
         if step <= self.warmup_steps:
             return self.peak * step / self.warmup_steps
-        return self.peak * self._factor(step)
+        return self.peak * SHAPES[self.name](self, step)
 
-    def _factor(self, step: int) -> float:
-        if self.name == "constant":
-            return 1.0
-        start = self.warmup_steps
-        if self.name == "wsd":
-            start = max(start, self.max_steps - round(self.decay_fraction * self.max_steps))
-        if step <= start:
-            return 1.0
-        progress = (step - start) / (self.max_steps - start)
-        remaining = 1 - progress if self.name == "wsd" else (1 + math.cos(math.pi * progress)) / 2
-        return self.final_lr_fraction + (1 - self.final_lr_fraction) * remaining
+
+def _constant(schedule: Schedule, step: int) -> float:
+    """The peak to the end."""
+    return 1.0
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    """Half a cosine down to final_lr_fraction of the peak at the last step."""
+    progress = (step - schedule.warmup_steps) / (schedule.max_steps - schedule.warmup_steps)
+    return _between(schedule, (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _wsd(schedule: Schedule, step: int) -> float:
+    """Warm-up, stable, decay (arXiv:2404.06395): a line over the last decay_fraction of the run."""
+    start = max(schedule.warmup_steps, schedule.max_steps - round(schedule.decay_fraction * schedule.max_steps))
+    return 1.0 if step <= start else _between(schedule, 1 - (step - start) / (schedule.max_steps - start))
+
+
+def _between(schedule: Schedule, remaining: float) -> float:
+    return schedule.final_lr_fraction + (1 - schedule.final_lr_fraction) * remaining
+
+
+# The part of the peak at a step after the warm-up.
+SHAPES: dict[str, Callable[[Schedule, int], float]] = {"cosine": _cosine, "wsd": _wsd, "constant": _constant}

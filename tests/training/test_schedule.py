@@ -2,7 +2,7 @@
 
 import pytest
 
-from stability_lab.config import ScheduleConfig
+from stability_lab.config import ConfigError, ScheduleConfig
 from stability_lab.training.schedule import Schedule
 
 
@@ -54,3 +54,8 @@ def test_warm_up_longer_than_the_run_is_cut_to_it(name):
 def test_every_step_has_a_rate_up_to_the_peak(name, max_steps, warmup):
     some = schedule(name, max_steps=max_steps, warmup=warmup)
     assert all(0 < some.lr(step) <= 2.0 for step in range(1, max_steps + 1))
+
+
+def test_a_shape_that_is_not_known():
+    with pytest.raises(ConfigError, match=r"^schedule\.name=cosin: must be one of cosine, wsd, constant$"):
+        schedule("cosin")
