@@ -215,7 +215,9 @@ def rises(y: Array, floors: Floors) -> list[Drift]:
     ends = half * np.arange(levels.size) + RISE_ROWS
     spread = trailing_level(y, np.minimum(ends, y.size - 1), RISE_ROWS)[1]
     margins = np.maximum(floors.rise, RISE_DEVIATIONS * 1.2533 * spread / np.sqrt(RISE_ROWS))
-    fall, found = Falls(levels), []
+    fall = Falls(levels)
+    found: list[Drift] = []
+    earlier: list[Drift] = []
     low, margin, near, above = np.inf, 0.0, 0, 0  # lowest level and its margin, the last sample near it, samples above
     j = 0
     while j < levels.size:
@@ -234,15 +236,17 @@ def rises(y: Array, floors: Floors) -> list[Drift]:
             continue
         back = fall.first(j + 1, low + margin / 2)
         last = levels.size - 1 if back is None else back
-        found.append(
-            Drift(
-                begin=end - 2 * half,
-                seen=end,
-                back=None if back is None else half * last + RISE_ROWS - 1,
-                low=low,
-                top=float(levels[j - 2 : last + 1].max()),
-            )
+        rise = Drift(
+            begin=end - 2 * half,
+            seen=end,
+            back=None if back is None else half * last + RISE_ROWS - 1,
+            low=low,
+            top=float(levels[j - 2 : last + 1].max()),
         )
+        # The second of two like it is a wave.
+        wave = any(abs(past.low - low) <= margin and past.top >= level - margin for past in earlier)
+        found += [] if wave else [rise]
+        earlier.append(rise)
         low, near, above, j = np.inf, last, 0, last + (1 if back is None else 0)
     return found
 

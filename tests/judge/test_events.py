@@ -75,6 +75,12 @@ def test_a_spike_in_the_first_twenty_steps_and_while_the_loss_falls():
     assert [event.step for event in find_events(log_of(loss))] == [12, 61]
 
 
+@pytest.mark.parametrize("period", [200, 251, 400])
+def test_of_a_slow_wave_the_first_rise_alone_is_an_event(period):
+    wave = 0.4 * np.sin(2 * np.pi * np.arange(4000) / period)
+    assert len(find_events(log_of(wave + 2 + noise(4000, level=0)))) <= 1
+
+
 def test_waves_and_white_noise_make_no_event():
     wave = 0.3 * np.sin(2 * np.pi * np.arange(2000) / 100)
     assert find_events(log_of(wave + noise(2000))) == []
