@@ -38,7 +38,8 @@ def test_without_a_login_one_sentence(figures: list[Path], monkeypatch: pytest.M
 
 
 def test_without_the_extra_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    for name in ("wandb_workspaces", "wandb_workspaces.workspaces"):  # another test may have imported it
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(wandb_workspace, "problem", lambda: pytest.fail("asked for a login"))
     assert "pip install 'stability-lab[wandb]'" in publish(PAGE, [])
 
