@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from stability_lab.config import ConfigError, Parser, TrainConfig, config_dir, from_plain
+from stability_lab.config.words import check_dashes, literal, quoted
 from stability_lab.plugins.search_path import register
 from stability_lab.plugins.trust import config_folders
 from stability_lab.text import did_you_mean
@@ -74,9 +74,10 @@ def refuse_distributed() -> None:
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
     """Split flags from overrides, wherever they are, and normalise the overrides; ConfigError for bad ones."""
+    check_dashes(argv)
     args = _parser().parse_intermixed_args(list(argv))
-    args.overrides = [_quoted_path(text) for text in args.overrides]
-    argv = [_quoted_path(text) for text in argv]
+    args.overrides = [literal(text, args.multirun) for text in args.overrides]
+    argv = [literal(text, args.multirun) for text in argv]
     rest, flags = list(args.overrides), []
     for token in argv:
         if rest and token == rest[0]:
@@ -86,6 +87,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     for flag in _REFUSED:
         if getattr(args, flag.lstrip("-").replace("-", "_")) is not None:
             raise ConfigError(f"{flag}: is not supported; add a folder of configs with --config-dir")
+    if args.shell_completion:
+        raise ConfigError("--shell-completion: is not supported")
+    if args.multirun and (args.cfg or args.info):
+        flag = "--cfg" if args.cfg else "--info"
+        raise ConfigError(f"{flag}: shows one run; leave out -m (plan with the same words shows a sweep)")
     if args.resolve and args.cfg is None:
         raise ConfigError("--resolve: goes with --cfg job, which it makes print resolved values")
     register()
@@ -177,21 +183,6 @@ def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {str(k): v for k, v in plain.items()}, tuple(notices)
 
 
-def _quoted_path(text: str) -> str:
-    """`resume=/my runs (1)/a` as the shell hands it over: for Hydra blanks, commas and brackets mean something."""
-    key, equals, value = text.partition("=")
-    if key.lstrip("+") != "resume" or not value or value == "null" or value[0] in "'\"":
-        return text
-    # Inside quotes a backslash is one, but before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
-    return f"{key}{equals}'{escaped}'"
-
-
-def quoted(text: object) -> str:
-    """Write any text as a Hydra value."""
-    return "'" + str(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 def _parser() -> Parser:
     """A parser of Hydra's flags, used only to separate them from overrides, wherever they are."""
     parser = Parser(prog="python -m stability_lab train", add_help=False, allow_abbrev=False)
@@ -213,7 +204,9 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            raise ConfigError(f"cannot read '{text}': write key=value ({_sentence(error)})") from error
+            key, equals, value = text.partition("=")
+            hint = f"write '{key}=\"{value}\"' with both quotes" if equals else "write key=value"
+            raise ConfigError(f"cannot read '{text}': {hint} ({_sentence(error)})") from error
     return parsed
 
 

@@ -267,7 +267,7 @@ def test_a_sweep_over_quoted_values() -> None:
         (["data=text"], "data.path is missing: give it a value, data.path=..."),
         (["foo"], "cannot read 'foo': write key=value"),
         (["seed=[1"], "cannot read 'seed=[1'"),
-        (["run_name=a=b"], "cannot read 'run_name=a=b'"),
+        (["run_name=a=b"], "run_name=a=b: must be a folder's name"),
         (["=3"], "=3"),
         (["seed=${oc.env:STABILITY_LAB_NO_SUCH_VARIABLE}"], "STABILITY_LAB_NO_SUCH_VARIABLE"),
         (["hydra.foo=3"], "hydra.foo"),

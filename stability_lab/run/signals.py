@@ -1,17 +1,49 @@
-"""Ctrl-C and SIGTERM: once ends a run after its step and with a checkpoint, twice ends it at once."""
+"""Ctrl-C and SIGTERM: once ends a run after its step and with a checkpoint, twice ends it at once.
+
+SIGUSR1 and SIGUSR2, with which Slurm warns a job of its end (`--signal`), and SIGHUP of a closed terminal count as
+SIGTERM.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 CTRL_C, SIGTERM = "Ctrl-C", "SIGTERM"
 EXIT_CODES = {CTRL_C: 130, SIGTERM: 143}
+_AS_SIGTERM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_ours: list[Any] = []  # handlers that are set, the innermost last
+
+
+def reason_of(number: int) -> str:
+    """What a signal counts as."""
+    return SIGTERM if number in _AS_SIGTERM else CTRL_C
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """`handler` for all of these signals; only in the main thread.
+
+    A signal that is ignored stays so, as Ctrl-C in a background job and SIGHUP under nohup, and one that somebody else
+    handles, as a launcher for Slurm does to queue its job again; but not SIGTERM.
+    """
+    previous: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, *_AS_SIGTERM)}
+    for number, before in previous.items():
+        free = before is not signal.SIG_IGN if number == signal.SIGINT else before in (signal.SIG_DFL, *_ours)
+        if free or number == signal.SIGTERM:
+            signal.signal(number, handler)
+    _ours.append(handler)
+    try:
+        yield
+    finally:
+        _ours.pop()
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 class Terminated(BaseException):
@@ -32,9 +64,9 @@ class Interruption:
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         first = self.reason is None
-        self.reason = SIGTERM if number == signal.SIGTERM else CTRL_C
+        self.reason = reason_of(number)
         if not (first and self.can_wait):
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+            raise Terminated if self.reason == SIGTERM else KeyboardInterrupt
         if self.told:
             return
         # The logger may be in the middle of a line that this call has interrupted.
@@ -44,17 +76,10 @@ class Interruption:
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """An `Interruption` as the handler of both signals; outside the main thread one that nothing calls."""
+    """An `Interruption` as the handler of these signals; outside the main thread one that nothing calls."""
     handler = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield handler
         return
-    previous: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    for number, before in previous.items():
-        if number == signal.SIGTERM or before is not signal.SIG_IGN:  # a background job ignores Ctrl-C
-            signal.signal(number, handler)
-    try:
+    with handled(handler):
         yield handler
-    finally:
-        for number, before in previous.items():
-            signal.signal(number, before)

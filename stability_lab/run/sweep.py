@@ -25,7 +25,7 @@ from typing import Any
 
 from stability_lab.disk.files import replace_file
 from stability_lab.plugins.trust import allowed
-from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated
+from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated, handled, reason_of
 from stability_lab.text import MISSING, Table, duration, text_table
 from stability_lab.tracking.manifest import redact
 
@@ -236,7 +236,7 @@ def stoppable(journal: Journal) -> Iterator[None]:
         return
 
     def stop(number: int, _: FrameType | None) -> None:
-        reason = SIGTERM if number == signal.SIGTERM else CTRL_C
+        reason = reason_of(number)
         journal.stop(reason)
         if not journal.parallel:
             raise Terminated if reason == SIGTERM else KeyboardInterrupt
@@ -246,14 +246,8 @@ def stoppable(journal: Journal) -> Iterator[None]:
         with suppress(OSError):
             os.write(1, f"\n{reason}: the running jobs finish their step and a checkpoint; again stops them\n".encode())
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, stop)
-    try:
+    with handled(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def deaf() -> None:

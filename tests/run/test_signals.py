@@ -195,3 +195,40 @@ def test_a_background_job_keeps_ignoring_ctrl_c() -> None:
             assert isinstance(stop, Interruption)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", SCHEDULERS)
+def test_the_warning_of_a_scheduler_and_a_closed_terminal_count_as_sigterm(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Interruption, "told", True)
+    before = signal.getsignal(number)
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        with interruption() as outer, interruption() as stop:
+            stop.can_wait = True
+            send(number)()
+            assert (stop.reason, outer.reason) == ("SIGTERM", None)
+            with pytest.raises(Terminated):
+                send(number)()
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", SCHEDULERS)
+def test_what_a_launcher_or_nohup_has_set_stays(number: signal.Signals) -> None:
+    calls: list[int] = []
+    before = signal.getsignal(number)
+    try:
+        for handler in (signal.SIG_IGN, lambda n, _: calls.append(n)):
+            signal.signal(number, handler)
+            with interruption() as stop:
+                send(number)()
+                assert stop.reason is None
+        assert calls == [number]
+    finally:
+        signal.signal(number, before)

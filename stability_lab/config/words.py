@@ -1,0 +1,59 @@
+"""Words of a command line that mean themselves: names and paths, which Hydra's grammar would read as something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from stability_lab.config.schema import ConfigError
+
+# Keys whose value is a name or a path. For Hydra 1_1_1 is a number, and blanks, commas, brackets and signs beyond ASCII
+# mean something or are no value at all.
+NAMES = ("run_name", "group")
+PATHS = ("resume", "output_dir", "data.path", "data.val_path")
+
+_PLAIN = re.compile(r"[A-Za-z/_][\w./~-]*", re.ASCII)
+_NOT_TEXT = ("true", "false", "nan", "inf")
+_FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|extend_list)\(")
+_FLAGS = (
+    *("--multirun", "--run", "--help", "--hydra-help", "--version", "--resolve", "--package", "--config-dir"),
+    *("--config-path", "--config-name", "--experimental-rerun", "--cfg", "--info", "--shell-completion", "--allow"),
+)
+
+
+def literal(text: str, multirun: bool) -> str:
+    """An override as the shell hands it over, with a name or a path in quotes where Hydra would not take it as text."""
+    key, equals, value = text.partition("=")
+    plain = key.lstrip("+")
+    if plain not in (*NAMES, *PATHS) or not value or value == "null" or value[0] in "'\"[" or "${" in value:
+        return text
+    if _FUNCTION.match(value):
+        return text
+    # A sweep over names has commas between them, and a path may have one in it.
+    parts = value.split(",") if plain != "resume" and (multirun or plain in NAMES) else [value]
+    return f"{key}{equals}{','.join(map(_in_quotes, parts))}"
+
+
+def _in_quotes(value: str) -> str:
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    # Inside quotes a backslash is one, but before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def quoted(text: object) -> str:
+    """Write any text as a Hydra value."""
+    return "'" + str(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def check_dashes(argv: Sequence[str]) -> None:
+    """ConfigError for overrides that are written as flags, as a W&B agent does by default."""
+    dashed = [
+        token for token in argv if token.startswith("--") and "=" in token and token.partition("=")[0] not in _FLAGS
+    ]
+    if dashed:
+        right = " ".join(token[2:] for token in dashed)
+        raise ConfigError(
+            f"{' '.join(dashed)}: write {right}, without the dashes (in a W&B sweep: ${{args_no_hyphens}} as command)"
+        )
