@@ -182,7 +182,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     code = 0
     try:
         with stoppable(journal), console.sweep(), told(journal):
-            _run_hydra(command, [f"++group={group}", f"hydra.sweep.dir={quoted(folder)}"], journal)
+            _run_hydra(command, [f"++group={quoted(group)}", f"hydra.sweep.dir={quoted(str(folder))}"], journal)
     except KeyboardInterrupt:
         code = EXIT_CODES[CTRL_C]
     except Terminated:

@@ -35,16 +35,14 @@ def literal(text: str, multirun: bool) -> str:
 
 
 def _in_quotes(value: str) -> str:
-    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
-        return value
-    # Inside quotes a backslash is one, but before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
+    return value if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT else quoted(value)
 
 
-def quoted(text: object) -> str:
+def quoted(text: str) -> str:
     """Write any text as a Hydra value."""
-    return "'" + str(text).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # Inside quotes a backslash is one, but before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def check_dashes(argv: Sequence[str]) -> None:

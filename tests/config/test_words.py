@@ -85,6 +85,16 @@ def test_a_run_under_such_a_name(run_command, tiny_overrides, tmp_path: Path, mo
     assert (tmp_path / "é, (1)" / "runs" / "1_1_1" / "summary.json").is_file()
 
 
+def test_a_sweep_under_such_a_name(
+    run_command, tiny_overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("-m", *tiny_overrides, "trainer.max_steps=1", "seed=0,1", "group=2024_01_15")
+    assert run_command("train", *words).code == 0
+    runs = sorted((tmp_path / "outputs" / "2024_01_15").glob("*/config.yaml"))
+    assert [yaml.safe_load(run.read_text(encoding="utf-8"))["group"] for run in runs] == ["2024_01_15"] * 2
+
+
 def test_flags_are_no_overrides() -> None:
     from stability_lab.config.words import check_dashes
 
