@@ -59,10 +59,10 @@ def _early(before: Log, warmup_steps: int) -> str | None:
     """When a fault happened, if that was while the learning rate was rising, or within the first steps."""
     lr = before.lr
     if lr is not None and np.isfinite(lr).all() and len(before) > _RISING_ROWS:
-        if (np.diff(lr[-_RISING_ROWS:]) > 0).all():
-            return "while the learning rate was warming up"
-        return "within the first 20 steps" if before.step[-1] <= EARLY_STEPS else None
-    if before.step[-1] <= warmup_steps:
+        warms_up = (np.diff(lr[-_RISING_ROWS:]) > 0).all()
+    else:
+        warms_up = before.step[-1] <= warmup_steps
+    if warms_up:
         return "while the learning rate was warming up"
     return "within the first 20 steps" if before.step[-1] <= EARLY_STEPS else None
 

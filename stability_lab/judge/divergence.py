@@ -30,8 +30,9 @@ MARGIN_NATS = 0.05
 END_ROWS, BEGIN_ROWS = 20, 5
 # The lowest level is a mean over END_ROWS values, or over this part of them where that is more.
 LEVEL_PART = 0.02
-# A rise that is not over is looked for in so many last values, against so many before them.
-LATE_ROWS, BEFORE_ROWS, RISING_NATS = 100, 400, 0.25
+# A rise of so many nats that is not over leaves a run undecided, and is said. One too new to be an event is looked for
+# in so many last values, against so many before them.
+RISING_NATS, LATE_ROWS, BEFORE_ROWS = 0.25, 100, 400
 # Standard errors that an end must be off in noisy logs.
 SURE = 6.0
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
+from stability_lab.judge.divergence import RISING_NATS
 from stability_lab.judge.events import SPIKES, Event
 from stability_lab.judge.log import Log
 from stability_lab.judge.spikes import MERGE
@@ -20,8 +21,8 @@ BRIEF, SLOW = 3, 20
 ALL_LIMIT, LASTING_LIMIT = 5.0, 0.1
 # A run that begins to spike late is not saved by its length: the rates of its parts of so many values count, too.
 PART = 1000
-# A rise of the loss in nats, or of the gradient norm as a factor, that makes a run undecided if it is not over.
-TALL_NATS, TALL_TIMES = 0.25, 10.0
+# A rise of the gradient norm, as a factor, that makes a run undecided if it is not over; of the loss, RISING_NATS.
+TALL_TIMES = 10.0
 
 
 @dataclass(frozen=True)
@@ -135,5 +136,5 @@ def is_tall(event: Event) -> bool:
     assert event.height is not None
     assert event.value is not None
     if event.signal == "loss":
-        return event.height >= TALL_NATS
+        return event.height >= RISING_NATS
     return event.value >= TALL_TIMES * (event.value - event.height)

@@ -55,7 +55,7 @@ def shared_spikes(logs: Sequence[Log], events: Sequence[Sequence[Event]]) -> tup
         least = max(2, -(-len(there) // 2))
         if len(there) > 1:
             others = float(np.mean([hit[i] for i in there]))
-            chance += float(bdtrc(least - 2, len(there) - 1, others)) if least > 1 else 0.0
+            chance += float(bdtrc(least - 2, len(there) - 1, others))
         if len(having) >= least and not (shared and step - shared[-1].step <= NEAR_STEPS):
             shared.append(SharedSpike(step, len(having), len(there)))
     if len(shared) <= chance + 3 * chance**0.5:

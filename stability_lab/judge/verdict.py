@@ -18,6 +18,7 @@ from stability_lab.judge.divergence import (
     MARGIN_NATS,
     RISE_NATS,
     RISES,
+    RISING_NATS,
     SURE,
     Losses,
     ended_above,
@@ -37,8 +38,6 @@ VerdictName = Literal["diverged", "no_learning", "spiky", "stable", "undecided"]
 MIN_VALUES = 2 * END_ROWS
 # A running run is not stopped before.
 MIN_STEPS = 100
-# A loss that ends this far above its lowest level is said to have risen.
-ROSE_NATS = 0.25
 # How far above ln(vocabulary) the loss at initialisation may be, and how far below.
 INITIAL_ABOVE, INITIAL_BELOW = 1.0, 0.5
 
@@ -304,7 +303,7 @@ def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event])
         where = f"at step {spikes.open.step}: {spikes.open.detail}"
         return Verdict("undecided", f"{course}, but is not back from a spike {where}.")
     unrecovered = [event for event in drifts if event.recovery is None and event.cause is None]
-    high = losses.n > 0 and losses.end > float(losses.level().min()) + ROSE_NATS + SURE * losses.noise
+    high = losses.n > 0 and losses.end > float(losses.level().min()) + RISING_NATS + SURE * losses.noise
     open_drifts = [event for event in unrecovered if is_tall(event) or (high and event.signal == "loss")]
     if open_drifts:
         return Verdict("undecided", f"{course}, but is not back from a {_drift(open_drifts[0])}.")
@@ -368,7 +367,7 @@ def _course(losses: Losses) -> str:
     if not losses.n:
         return "The gradient norm stayed finite"
     first, last, lowest = losses.begin, losses.end, float(losses.level().min())
-    if last > lowest + ROSE_NATS and first > lowest + MARGIN_NATS:
+    if last > lowest + RISING_NATS and first > lowest + MARGIN_NATS:
         course = f"fell from {_nats(first)} to {_nats(lowest)} nats, rose to {_nats(last)}"
     elif abs(last - first) > MARGIN_NATS:
         course = f"{'fell' if last < first else 'rose'} from {_nats(first)} to {_nats(last)} nats"

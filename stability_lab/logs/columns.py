@@ -56,15 +56,22 @@ def found(source: Source, role: str, notes: list[str]) -> str | None:
 
 def asked_for(source: Source, role: str, asked: str) -> str:
     """The column that the user named for `role`; ConfigError where there is none with numbers."""
+    column = column_named(source, role, asked)
+    if not count(source, column, role):
+        option = f"--{role.replace('_', '-')}={shown(asked)}"
+        raise ConfigError(f"{option}: in {source.name} {no_number(source, column) or 'the column is empty'}")
+    return column
+
+
+def column_named(source: Source, role: str, asked: str) -> str:
+    """The column that the user named for `role`, whatever is in it; ConfigError where there is none."""
     columns = source.columns
-    option = f"--{role.replace('_', '-')}={shown(asked)}"
     column = asked if asked in columns else next((c for c in columns if spelling(asked) in _keys(c)), None)
     if column is None:
         guess = did_you_mean(asked, columns)
         hint = shown(guess) if guess.startswith("did you mean") else what_is_there(source)
+        option = f"--{role.replace('_', '-')}={shown(asked)}"
         raise ConfigError(f"{option}: {source.name} has no such column; {hint}")
-    if not count(source, column, role):
-        raise ConfigError(f"{option}: in {source.name} {no_number(source, column) or 'the column is empty'}")
     return column
 
 

@@ -177,7 +177,7 @@ def _read(path: Path) -> Source:
         raise ConfigError(f"{shown(path)} is of no known format: give {KNOWN}")
     if text.startswith("version https://git-lfs"):
         raise ConfigError(f"{shown(path)} is a pointer of Git LFS and not the file itself: fetch it with git lfs pull")
-    if text.startswith(('{"', "[{", "{}", "[[", "[]")) or (text[0] in "{[" and _is_json(text)):
+    if text[0] in "{[" and _is_json(text):
         return _json(path, encoding)
     if (kind := recognised(path, encoding)) is not None:
         return Source(path, kind.name, _table(printed_rows(path, encoding, kind)), [])

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from stability_lab.config import ConfigError
 from stability_lab.judge.column_names import spelling
-from stability_lab.logs.columns import what_is_there
+from stability_lab.logs.columns import column_named
 from stability_lab.logs.sources import Source
-from stability_lab.text import did_you_mean, shown
+from stability_lab.text import shown
 
 Rows = NDArray[np.intp]
 
@@ -55,8 +55,9 @@ class TrainingRows:
 def without_validation(source: Source, signals: Sequence[str], asked: str | None) -> TrainingRows:
     """The source without rows of validation, or with those of the split that was asked for; ConfigError if there are
     none."""
+    measured = rows_with(source, signals)
     for column in source.columns:
-        if spelling(column).rsplit("/", 1)[-1] not in SPLITS:
+        if _name(column) not in SPLITS:
             continue
         words = source.cells(column).map(lambda cell: str(cell).strip().lower(), na_action="ignore")
         if asked is not None:
@@ -64,12 +65,17 @@ def without_validation(source: Source, signals: Sequence[str], asked: str | None
             if kept.any():
                 return _rows(source, kept, f"of another {shown(column)} than {shown(asked)}")
             continue
-        validation = words.isin(VALIDATION).to_numpy() & rows_with(source, signals)
-        if validation.any() and not validation[rows_with(source, signals)].all():
+        validation = words.isin(VALIDATION).to_numpy() & measured
+        if validation.any() and not validation[measured].all():
             return _rows(source, ~validation, f"of validation, by the column {shown(column)}")
     if asked is not None:
         raise ConfigError(f"--split={shown(asked)}: {source.name} has no such word in a column {', '.join(SPLITS)}")
     return TrainingRows(source)
+
+
+def _name(column: str) -> str:
+    """A column's name as it is compared, without the sections before it."""
+    return spelling(column).rsplit("/", 1)[-1]
 
 
 def _rows(source: Source, kept: NDArray[np.bool_], why: str) -> TrainingRows:
@@ -88,12 +94,7 @@ def by_runs(source: Source, signals: Sequence[str], steps: str | None, asked: st
     """
     rows = np.flatnonzero(rows_with(source, signals))
     if asked is not None:
-        column = next((c for c in source.columns if asked == c or spelling(asked) == spelling(c)), None)
-        if column is None:
-            guess = did_you_mean(asked, source.columns)
-            hint = shown(guess) if guess.startswith("did you mean") else what_is_there(source)
-            raise ConfigError(f"--runs-by={shown(asked)}: {source.name} has no such column; {hint}")
-        return _named(source, [column], rows)
+        return _named(source, [column_named(source, "runs_by", asked)], rows)
     order = _steps(source, steps, rows)
     if order is not None and np.all(np.diff(order) > 0):
         return [source]
@@ -111,7 +112,7 @@ def _candidates(source: Source, signals: Sequence[str], steps: str | None, rows:
     rank = {name: i for i, name in enumerate(RUNS)}
     found = []
     for column in source.columns:
-        name = spelling(column).rsplit("/", 1)[-1]
+        name = _name(column)
         if column in (*signals, steps) or name in SPLITS:
             continue
         cells = source.cells(column).iloc[rows]
@@ -128,7 +129,7 @@ def _faults(source: Source, columns: list[str], rows: Rows, order: NDArray[np.fl
     if order is not None:
         return float(sum(np.count_nonzero(np.diff(order[at]) <= 0) for at in groups.values()))
     stretches = all(np.all(np.diff(at) == 1) for at in groups.values())
-    return 0.0 if stretches and len(columns) == 1 and spelling(columns[0]).rsplit("/", 1)[-1] in RUNS else np.inf
+    return 0.0 if stretches and len(columns) == 1 and _name(columns[0]) in RUNS else np.inf
 
 
 def _named(source: Source, columns: list[str], rows: Rows) -> list[Source]:
@@ -193,7 +194,7 @@ def begins_in_no_order(steps: NDArray[Any]) -> bool:
 def epochs(source: Source, rows: Rows) -> NDArray[np.float64] | None:
     """The epoch of each row, where a column says it."""
     for column in source.columns:
-        if spelling(column).rsplit("/", 1)[-1] == "epoch":
+        if _name(column) == "epoch":
             values, known = source.numbers(column)
             if known[rows].all() and np.array_equal(values[rows], np.floor(values[rows])):
                 return values[rows]
