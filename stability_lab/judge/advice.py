@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stability_lab.judge.events import LOGIT_ALERT, Event
+from stability_lab.judge.events import LOGIT_ALERT, LR_ROWS, SPIKES, Event
 from stability_lab.judge.log import Log
 
 # Log Z of a sound output layer stays near ln(vocabulary) or below; drifts of so many nats are what a z-loss is for.
@@ -24,6 +24,12 @@ def advice(log: Log, events: Sequence[Event], first_bad: int | None, warmup_step
         return f"{words} ({keys})" if own else words
 
     before = log if first_bad is None else log.rows(log.step <= first_bad)
+    jumps = [event for event in events if event.kind == "lr_spike"]
+    hurt = [event.step for event in events if event.kind in SPIKES] if first_bad is None else [first_bad]
+    if jumps and any(0 <= step - jumps[0].step <= jumps[0].length + LR_ROWS for step in hurt):
+        return (
+            f"the learning rate jumped at step {jumps[0].step} and came back: look at the schedule before anything else"
+        )
     logit = _largest(before.max_attn_logit)
     if logit > LOGIT_ALERT:
         return (

@@ -19,12 +19,16 @@ from stability_lab.judge.spikes import MERGE, capped
 
 # Largest attention logits that hurt, and above which every published run diverged (Wortsman et al., 2309.14322).
 LOGIT_ALERT, LOGIT_CRITICAL = 1e3, 1e4
-_SMALLEST = 1e-30
+# A learning rate that is so many times that of the row before, and falls as steeply within LR_ROWS, was a fault.
+LR_JUMP, LR_ROWS = 3.0, 50
+# So many gradient norms of exactly 0 in a row, or so many steps with a learning rate of 0, are no chance.
+STILL_ROWS = 10
 # A slow rise that begins so soon after a spike is its tail: medians of 50 values lag behind it.
 TAIL_ROWS = 2 * RISE_ROWS
 
 SPIKES = frozenset({"loss_spike", "grad_norm_spike"})
 DRIFTS = frozenset({"level_shift", "slow_rise"})
+STANDSTILLS = frozenset({"zero_gradient", "no_update"})
 # What people call the signals.
 NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -70,6 +74,8 @@ def find_events(log: Log, start: int = 0) -> list[Event]:
     found += _nonfinite(log, kept)
     found += _skipped(log)
     found += _attention(log)
+    found += _standstills(log, kept)
+    found += _lr_spikes(log)
     for name, whole in log.signals.items():
         signal = Signal(log, name, kept[log.has(name)[kept]], capped(whole))
         found += signal.spikes(start)
@@ -101,9 +107,9 @@ class Signal:
     def __init__(self, log: Log, name: str, rows: NDArray[np.intp], whole: NDArray[np.float64]):
         self.log, self.name, self.rows, self.x = log, name, rows, whole[rows]
         self.floors, self.stride = FLOORS[name], stride_of(log.step[rows])
-        # The noise of a norm is in proportion to it. One of 0 has no logarithm, and is as small as it gets.
-        with np.errstate(invalid="ignore"):
-            self.y = np.log(np.maximum(self.x, _SMALLEST)) if name == "grad_norm" else self.x
+        # The noise of a norm is in proportion to it. One of 0 has no logarithm, and is an event of its own.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.y = np.log(np.where(self.x > 0, self.x, np.nan)) if name == "grad_norm" else self.x
 
     def spikes(self, start: int) -> Iterator[tuple[int, Event]]:
         for spike in spikes(self.y, self.floors, int(np.searchsorted(self.rows, start))):
@@ -227,6 +233,67 @@ def _attention(log: Log) -> Iterator[tuple[int, Event]]:
                     detail=f"{word}: largest attention logit {top:.4g}, above {limit:g}",
                 ),
             )
+
+
+def _standstills(log: Log, kept: NDArray[np.intp]) -> Iterator[tuple[int, Event]]:
+    """Gradients of exactly 0, and gradients that a learning rate of 0 makes nothing of, for STILL_ROWS or more."""
+    if log.grad_norm is None:
+        return
+    kept = kept[log.has("grad_norm")[kept]]
+    norm = log.grad_norm[kept]
+    halted = np.zeros(norm.size, dtype=np.bool_) if log.lr is None else (log.lr[kept] == 0) & (norm > 0)
+    for kind, which, what in (
+        ("zero_gradient", norm == 0, "gradient norm is exactly 0"),
+        ("no_update", halted, "learning rate is exactly 0, so that the gradient changes nothing,"),
+    ):
+        for group in _groups(np.flatnonzero(which), 1):
+            if group.size < STILL_ROWS:
+                continue
+            rows, ended = kept[group], int(group[-1]) + 1
+            back = int(kept[ended]) if ended < kept.size else None
+            yield (
+                int(rows[STILL_ROWS - 1]),
+                _event(
+                    log,
+                    kind,
+                    rows[[0, -1]],
+                    None if back is None else (int(rows[0]), back),
+                    log.stride,
+                    height=None,
+                    value=float(log.grad_norm[rows].max()),
+                    detail=f"the {what} in {group.size:,} values" + (", to the end of the log" if back is None else ""),
+                    signal="grad_norm",
+                ),
+            )
+
+
+def _lr_spikes(log: Log) -> Iterator[tuple[int, Event]]:
+    """Learning rates that jump up and down again, as no schedule does: one that restarts does not jump down."""
+    if log.lr is None:
+        return
+    rows = np.flatnonzero(log.lr > 0)
+    lr = log.lr[rows]
+    ratio = lr[1:] / lr[:-1]
+    falls, end = 1 + np.flatnonzero(ratio * LR_JUMP < 1), 0
+    for begin in 1 + np.flatnonzero(ratio > LR_JUMP):
+        later = falls[(falls > begin) & (falls <= begin + LR_ROWS)]
+        if begin < end or not later.size or lr[later[0]] > LR_JUMP * lr[begin - 1]:
+            continue
+        end = int(later[0])
+        level, top = float(lr[begin - 1]), float(lr[begin:end].max())
+        yield (
+            int(rows[end]),
+            _event(
+                log,
+                "lr_spike",
+                rows[[begin, end - 1]],
+                (int(rows[begin]), int(rows[end])),
+                log.stride,
+                height=top - level,
+                value=top,
+                detail=f"learning rate up to {top:.4g} from {level:.4g}, {top / level:.3g} times that, and back",
+            ),
+        )
 
 
 def _groups(at: NDArray[np.intp], gap: int) -> list[NDArray[np.intp]]:

@@ -28,7 +28,7 @@ from stability_lab.judge.divergence import (
     rises_at_end,
     rose,
 )
-from stability_lab.judge.events import DRIFTS, NAMES, Event, find_events, unexplained
+from stability_lab.judge.events import DRIFTS, NAMES, STANDSTILLS, Event, find_events, unexplained
 from stability_lab.judge.log import Log
 from stability_lab.judge.rates import ALL_LIMIT, BRIEF, LASTING_LIMIT, SLOW, Spikes, is_tall, spikes_of
 
@@ -315,9 +315,14 @@ def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event])
         )
     if rises_at_end(losses):
         return Verdict("undecided", f"{course}, but it was rising at the end, to a median of {_nats(losses.end)}.")
+    still = [event for event in events if event.kind in STANDSTILLS]
+    if still and still[-1].kind == "zero_gradient" and still[-1].recovery is None:
+        return Verdict("undecided", f"{course}, but from step {still[-1].step:,} on {still[-1].detail}.")
     alerts = [event.value for event in events if event.kind == "attention_logit_alert" and event.value is not None]
-    alert = f"; but the largest attention logit reached {max(alerts):.4g}" if alerts else ""
-    return Verdict("stable", f"{course}, {_few(spikes)}{drift}{alert}.")
+    buts = [f"the largest attention logit reached {max(alerts):.4g}"] if alerts else []
+    buts += [f"from step {event.step:,} on {event.detail}" for event in still[:1]]
+    buts += [f"at step {event.step:,}: {event.detail}" for event in events if event.kind == "lr_spike"][:1]
+    return Verdict("stable", f"{course}, {_few(spikes)}{drift}{''.join(f'; but {but}' for but in buts)}.")
 
 
 def _drift(event: Event) -> str:

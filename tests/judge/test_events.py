@@ -20,7 +20,7 @@ def noise(n=400, level=2.0, sd=0.02, seed=0):
 def log_of(loss: Any = None, grad_norm: Any = None, **more):
     n = len(loss if loss is not None else grad_norm)
     steps = np.arange(1, n + 1)
-    return Log(steps, loss, grad_norm, lr=steps * 1e-3, tokens=steps * 64, **more)
+    return Log(steps, loss, grad_norm, **{"lr": steps * 1e-3, "tokens": steps * 64, **more})
 
 
 def only(log):
@@ -242,7 +242,11 @@ def eventful(n=900):
     skipped[[200, 201, 640]] = True
     logit = np.full(n, NAN)
     logit[::20] = np.geomspace(10, 3e4, logit[::20].size)
-    return log_of(loss, norm, skipped=skipped, max_attn_logit=logit)
+    norm[420:440] = 0.0
+    lr = np.full(n, 1e-3)
+    lr[760:766] = 3e-2
+    lr[860:] = 0.0
+    return log_of(loss, norm, skipped=skipped, max_attn_logit=logit, lr=lr)
 
 
 @pytest.mark.parametrize("flush", [7, 64])
@@ -258,6 +262,9 @@ def test_flush_by_flush_finds_what_the_end_finds(flush):
         "nonfinite_step",
         "skipped_step",
         "attention_logit_alert",
+        "lr_spike",
+        "zero_gradient",
+        "no_update",
     }
     assert Counter((e.kind, e.step) for e in online) == Counter((e.kind, e.step) for e in whole)
     assert [event.step for event in whole] == sorted(event.step for event in whole)
@@ -321,3 +328,45 @@ def test_numbers_near_the_largest_float(huge):
     loss[200:203], loss[400:] = huge, huge
     events = find_events(log_of(loss, np.abs(loss)))  # warnings are errors
     assert next(e.step for e in events if e.kind == "grad_norm_spike") == 201
+
+
+@pytest.mark.parametrize(("factor", "rows"), [(30, 6), (4, 1), (100, 40)])
+def test_a_learning_rate_that_jumps_and_comes_back_is_an_event(factor, rows):
+    lr = np.linspace(1e-3, 5e-4, 400)
+    lr[200 : 200 + rows] *= factor
+    event = only(log_of(noise(), noise(level=1.0), lr=lr))
+    assert (event.kind, event.step, event.length, event.recovery) == ("lr_spike", 201, rows, rows)
+    assert event.value == pytest.approx(lr[200])
+
+
+def schedules():
+    steps = np.arange(400)
+    yield "warm-up and cosine", np.r_[np.linspace(1e-7, 1e-3, 40), 5e-4 * (1 + np.cos(np.linspace(0, np.pi, 360)))]
+    yield "restarts", 1e-5 + 5e-4 * (1 + np.cos(np.pi * (steps % 100) / 100))
+    yield "steps down", 1e-3 * 0.1 ** (steps // 100)
+    yield "triangles", 1e-4 + 9e-4 * np.abs(steps % 40 - 20) / 20
+    yield "one step of warm-up", np.r_[1e-9, np.full(399, 1e-3)]
+
+
+@pytest.mark.parametrize("lr", [pytest.param(lr, id=name) for name, lr in schedules()])
+def test_no_schedule_is_a_fault_of_the_learning_rate(lr):
+    assert not find_events(log_of(noise(), noise(level=1.0), lr=lr))
+
+
+def test_a_gradient_of_exactly_0_is_an_event_that_tells_how_long():
+    norm = noise(1000, level=1.0)
+    norm[300:600] = 0.0
+    event, *others = [e for e in find_events(log_of(noise(1000), norm)) if e.kind == "zero_gradient"]
+    assert not others
+    assert (event.step, event.length, event.recovery) == (301, 300, 300)
+    assert event.detail == "the gradient norm is exactly 0 in 300 values"
+    norm[[0, 5, 7]], norm[300:600] = 0.0, 1.0  # a value that was not measured yet, say
+    assert "zero_gradient" not in {e.kind for e in find_events(log_of(noise(1000), norm))}
+
+
+def test_a_gradient_without_update_is_an_event():
+    lr = np.r_[0.0, np.full(299, 1e-3), np.zeros(100)]
+    event = only(log_of(noise(), noise(level=1.0), lr=lr))
+    assert (event.kind, event.step, event.length, event.recovery) == ("no_update", 301, 100, None)
+    lr[:] = np.linspace(1e-3, 0, 400)  # a decay to 0 ends with one
+    assert not find_events(log_of(noise(), noise(level=1.0), lr=lr))

@@ -635,3 +635,28 @@ def test_initial_loss():
 
 def test_defaults():
     assert Verdict("stable", "x").sensitivity == {}
+
+
+def test_a_gradient_of_0_to_the_end_leaves_a_run_undecided_and_one_for_a_while_is_said():
+    norm = np.ones(1000)
+    norm[400:700] = 0
+    result = score(learned(), norm)
+    assert result.verdict == "stable"
+    assert "from step 401 on the gradient norm is exactly 0 in 300 values" in result.reason
+    norm[700:], norm[400:600] = 0, 1
+    result = score(learned(), norm)
+    assert result.verdict == "undecided"
+    assert "from step 601 on the gradient norm is exactly 0" in result.reason
+
+
+def test_a_jump_of_the_learning_rate_is_the_advice():
+    lr = np.full(1000, 1e-3)
+    lr[500:506] *= 30
+    result = score(learned(), np.exp(noise(1000, 0.05)), lr=lr)
+    assert result.verdict == "stable"
+    assert "at step 501: learning rate up to 0.03 from 0.001, 30 times" in result.reason
+    loss = learned()
+    loss[506:560] += np.linspace(1, 0, 54)
+    result = score(loss, np.exp(noise(1000, 0.05)), lr=lr)
+    assert result.verdict == "spiky"
+    assert "the learning rate jumped at step 501 and came back" in result.reason
