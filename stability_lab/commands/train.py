@@ -25,9 +25,9 @@ from stability_lab.config import ConfigError, config_dir
 from stability_lab.machine.cores import cores
 from stability_lab.plugins.trust import allowing
 from stability_lab.run import console
-from stability_lab.run.folder import sweep_name
+from stability_lab.run.folder import InUse, make_folder, sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
-from stability_lab.run.sweep import Journal, deaf, finish, new_journal, stoppable, told
+from stability_lab.run.sweep import IN_USE, Journal, deaf, finish, new_journal, stoppable, told
 
 if TYPE_CHECKING:
     from stability_lab.run.job import Outcome
@@ -143,6 +143,8 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     try:
         with allowing(journal.allowed):
             outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
+    except InUse as error:  # another start of this sweep trains it
+        outcome = {"path": error.path, "status": IN_USE, "reason": str(error), "exit_code": 0}
     except ConfigError as error:
         _log.error("job %d: error: %s", number, error)
         outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
@@ -172,10 +174,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     first = composed[0].config
     group = first.group or sweep_name(command.swept, command.overrides)
     folder = Path(first.output_dir) / group
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir={first.output_dir}: cannot create {folder}: {error.strerror}") from error
+    make_folder(folder)
     journal = new_journal(folder, len(composed), tuple(command.swept), first.sweep.fail_fast, launcher != "basic")
     runs = "1 run" if len(composed) == 1 else f"{len(composed)} runs"
     _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")

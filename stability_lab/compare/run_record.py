@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from stability_lab.config import ConfigError, in_fingerprint
+from stability_lab.disk.files import open_file, other_kind, read_text
 from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.text import flatten, number, shown
 
@@ -177,12 +178,18 @@ def of_seeds(runs: Sequence[RunRecord], seeds: Collection[int]) -> list[RunRecor
 def read_run(path: Path) -> RunRecord:
     """The run in `path`; ConfigError where one of its files is missing or cannot be read."""
     try:
-        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=_Loader)
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        config = yaml.load(read_text(path / "config.yaml"), Loader=_Loader)
+        summary = json.loads(read_text(path / "summary.json"))
         manifest: Any = {}
         if (path / "manifest.json").exists():
-            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            manifest = json.loads(read_text(path / "manifest.json"))
+        for name in ("metrics.jsonl", "events.jsonl"):
+            if (kind := other_kind(path / name)) is not None:
+                raise ValueError(f"{name}: it is {kind} and no file")
+    except OSError as error:
+        name = Path(error.filename or path).name
+        raise ConfigError(f"{shown(path)}: its files cannot be read ({shown(name)}: {error.strerror})") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{shown(path)}: its files cannot be read ({shown(reason)})") from error
     for name, content in {"config.yaml": config, "manifest.json": manifest, "summary.json": summary}.items():
@@ -223,7 +230,7 @@ def _folders(path: Path) -> Iterator[Path]:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Whole lines only: a run that was killed may have left half of one."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
+        with open_file(path, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 try:
                     row = json.loads(line)

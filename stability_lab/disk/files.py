@@ -1,12 +1,24 @@
-"""Files that are replaced whole."""
+"""Files that are replaced whole, and the one way to open those of a run."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+# Without it a FIFO waits for whoever is at its other end; Windows has neither.
+_AT_ONCE: int = getattr(os, "O_NONBLOCK", 0)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextmanager
@@ -30,3 +42,28 @@ def replace_file(path: Path, content: bytes | str) -> None:
     """Replace `path`, text as UTF-8, in one piece (`replacing`)."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def other_kind(path: Path) -> str | None:
+    """What stands at `path`, links followed, where it is no regular file: `a FIFO`; None for a file or for nothing."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except FileNotFoundError:
+        return None
+
+
+def open_file(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+    """`open` for regular files; OSError for anything else, which might keep its reader waiting for ever."""
+
+    def opener(name: str, flags: int) -> int:
+        if (kind := other_kind(path)) is not None:
+            raise OSError(errno.EINVAL, f"it is {kind} and no file", name)
+        return os.open(name, flags | _AT_ONCE, 0o666)
+
+    return open(path, mode, opener=opener, **options)
+
+
+def read_text(path: Path) -> str:
+    """A regular file as UTF-8. OSError or UnicodeDecodeError."""
+    with open_file(path, encoding="utf-8") as file:
+        return file.read()

@@ -6,6 +6,7 @@ import glob
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stability_lab.config import ConfigError, in_run_name
+from stability_lab.disk.files import other_kind, read_text
 from stability_lab.disk.lock import LOCK, Held, Lock, acquire
 
 CONFIG, MANIFEST, SUMMARY = "config.yaml", "manifest.json", "summary.json"  # of a run
+_FILES = (".yaml", ".json", ".jsonl", ".log", ".safetensors")
 LONGEST = 96
 SINGLE_RUNS = "runs"
 _FIRST = {"optimizer.lr": 0, "seed": 1}
@@ -49,6 +52,14 @@ def _with_hash(parts: list[str], digest: str) -> str:
     return f"{'_'.join(parts)[: LONGEST - len(digest) - 1]}_{digest}"
 
 
+class InUse(ConfigError):
+    """Another process works in the folder of a run."""
+
+    def __init__(self, path: Path, holder: object):
+        super().__init__(f"{path} is in use by {holder}: wait for it, or stop it first")
+        self.path = path
+
+
 class FolderClaim(NamedTuple):
     """A run's folder. `lock` is held, and None where the run is already finished; `resumes`: its run goes on."""
 
@@ -78,8 +89,15 @@ def claim_directory(path: Path, if_exists: str, fingerprint: str) -> FolderClaim
                 claim.lock.release()
                 return FolderClaim(sibling)
             return claim
-        if _is_unused(path):  # of a process that died before it had written anything
-            return FolderClaim(path, lock(path))
+        if not path.exists():  # another process may do the same at this moment
+            make_folder(path)
+        if path.is_dir() and not (path / CONFIG).is_file():
+            held = lock(path)
+            if _is_unused(path):  # new, or of a process that died before it had written anything
+                return FolderClaim(path, held)
+            held.release()
+        if path not in siblings and _is_of(path, fingerprint):  # since we looked
+            return claim_directory(path, if_exists, fingerprint)
     if if_exists == "overwrite" and path.exists():
         if not (path / CONFIG).is_file():
             raise ConfigError(f"if_exists=overwrite: {path} is not a run's folder, so it is left alone")
@@ -100,18 +118,32 @@ def claim_run(path: Path) -> FolderClaim:
     """Lock the run in `path` to go on with it. ConfigError where there is none, or where a process holds it."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run's folder: it has no {CONFIG}")
-    for file in (path / LOCK, *path.iterdir(), *(path / "checkpoints").glob("**/*")):
-        if file.is_symlink():  # what is written there would be written somewhere else
-            raise ConfigError(f"{file} is a symbolic link, and a run's folder has none: it is not written to")
-    return FolderClaim(path, lock(path), resumes=True)
+    _check_kind(path / LOCK)
+    held = lock(path)  # before the other files, which a process that holds it may rename meanwhile
+    try:
+        for file in (*path.iterdir(), *(path / "checkpoints").glob("**/*")):
+            _check_kind(file)
+    except BaseException:
+        held.release()
+        raise
+    return FolderClaim(path, held, resumes=True)
+
+
+def _check_kind(file: Path) -> None:
+    """ConfigError for what would write somewhere else, or would keep whoever opens it waiting."""
+    if file.is_symlink():
+        raise ConfigError(f"{file} is a symbolic link, and a run's folder has none: it is not written to")
+    if (file.suffix in _FILES or not file.is_dir()) and (kind := other_kind(file)) is not None:
+        raise ConfigError(f"{file} is {kind}, and a run's folder has none: remove it")
 
 
 def new_directory(path: Path) -> Path:
     """`path`, else path-2, path-3, ...: the first that does not exist, made."""
+    make_folder(path.parent)
     for number in itertools.count(1):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:
-            candidate.mkdir(parents=True)
+            candidate.mkdir()
             return candidate
         except FileExistsError:
             continue
@@ -120,12 +152,26 @@ def new_directory(path: Path) -> Path:
     raise AssertionError
 
 
+def make_folder(path: Path) -> None:
+    """The folder in which runs are made, and those above it. ConfigError where something else is in the way."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        dangling = next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
+        if dangling is not None:
+            raise ConfigError(
+                f"output_dir: {dangling} is a link to {os.readlink(dangling)}, which does not exist: make that folder "
+                "or remove the link"
+            ) from error
+        raise ConfigError(f"output_dir: cannot create {path}: {error.strerror}") from error
+
+
 def lock(path: Path) -> Lock:
     """ConfigError where another process holds the folder, or where nothing can be written there."""
     try:
         return acquire(path)
     except Held as held:
-        raise ConfigError(f"{path} is in use by {held}: wait for it, or stop it first") from None
+        raise InUse(path, held) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be locked: {error.strerror}") from error
 
@@ -137,7 +183,7 @@ def is_finished(summary: Mapping[str, Any]) -> bool:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -14,6 +14,7 @@ import yaml
 from stability_lab.build import load_data
 from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig, from_plain, may_change_on_resume
+from stability_lab.disk.files import read_text
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.text import flatten
@@ -57,7 +58,7 @@ def read_config(run: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no {CONFIG}")
     try:
-        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
+        plain = yaml.safe_load(read_text(file))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     if not isinstance(plain, dict):

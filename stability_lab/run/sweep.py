@@ -23,14 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stability_lab.disk.files import replace_file
+from stability_lab.disk.files import open_file, read_text, replace_file
 from stability_lab.plugins.trust import allowed
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated, handled, reason_of
 from stability_lab.text import MISSING, Table, duration, text_table
 from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
-NOT_RUN = "not run"
+NOT_RUN, IN_USE = "not run", "in use"
 _LOOK_EVERY_S = 0.3
 _log = logging.getLogger("stability_lab.run.sweep")
 
@@ -66,7 +66,7 @@ class Journal:
         """The journal of this start of the sweep; half a line, left by a full disk, does not count."""
         found = []
         with suppress(OSError):
-            for line in (self.folder / JOBS).read_text(encoding="utf-8").splitlines():
+            for line in read_text(self.folder / JOBS).splitlines():
                 with suppress(ValueError):
                     record = json.loads(line)
                     if isinstance(record, dict) and record.get("launch") == self.launch:
@@ -98,7 +98,7 @@ class Journal:
         line = json.dumps({"launch": self.launch, "time": _now(), **record}, default=str)
         try:
             # One write, so that lines of several processes do not mix; the first newline ends a line that was cut off.
-            with (self.folder / JOBS).open("ab") as file:
+            with open_file(self.folder / JOBS, "ab") as file:
                 file.write(b"\n" * (file.tell() > 0) + line.encode())
         except OSError as error:
             _log.error("%s cannot be written: %s", self.folder / JOBS, error.strerror)
@@ -139,11 +139,11 @@ def _line(journal: Journal, job: int, done: int) -> str:
     results = {record["job"]: record for record in records if record.get("event") == "ended"}
     workers = max((record.get("workers", 1) for record in records), default=1)
     left, record = journal.total - done, results[job]
-    trained = [r["seconds"] for r in results.values() if not r.get("skipped")]
+    trained = [r["seconds"] for r in results.values() if not r.get("skipped") and r["status"] != IN_USE]
     words = [record["status"], *([record["verdict"]] if record.get("verdict") else [])]
     if record.get("val_loss") is not None:
         words.append(f"val/loss {record['val_loss']:.4f}")
-    if record["status"] == "failed" and record.get("reason"):
+    if record["status"] in ("failed", IN_USE) and record.get("reason"):
         words.append(str(record["reason"]))
     words.append("already there" if record.get("skipped") else duration(record["seconds"]))
     eta = ""
@@ -154,7 +154,7 @@ def _line(journal: Journal, job: int, done: int) -> str:
 
 def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[str]], strict: bool, code: int) -> int:
     """Print the table, write sweep.json, and return the exit code: 1 for a failed job, 3 for a diverged one if
-    `strict`, else `code`, that of an interruption."""
+    `strict`, else `code`, that of an interruption. A job that another start of the sweep trains is no failure."""
     results, running, stopped = journal.results(), journal.running(), journal.stopped() is not None
     jobs: list[dict[str, Any]] = [
         {"job": n, "overrides": _swept(words, journal.swept), **_result(results.get(n), n in running, stopped)}
@@ -210,7 +210,8 @@ def _table(jobs: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> Tabl
     rows = []
     for job in jobs:
         loss = MISSING if job.get("val_loss") is None else f"{job['val_loss']:.4f}"
-        taken = "already there" if job.get("skipped") else duration(job["seconds"]) if "seconds" in job else MISSING
+        timed = "seconds" in job and job["status"] != IN_USE
+        taken = "already there" if job.get("skipped") else duration(job["seconds"]) if timed else MISSING
         rows.append((str(job["job"]), job["status"], job.get("verdict") or MISSING, loss, taken, _name(job)))
     title = f"{len(jobs)} {'run' if len(jobs) == 1 else 'runs'}: " + ", ".join(f"{n} {s}" for s, n in counts.items())
     return Table(title, ("job", "status", "verdict", "val/loss", "time", "run"), tuple(rows))

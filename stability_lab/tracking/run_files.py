@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stability_lab.disk.files import replace_file
+from stability_lab.disk.files import open_file, replace_file
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 
@@ -114,7 +114,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
     Raises `ValueError` with file and line number where any other line is not a JSON object.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    with open_file(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read().split("\n")
     if not _is_row(lines[-1]):
         lines.pop()
     rows = []

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stability_lab.disk.files import open_file, read_text
 from stability_lab.model.transformer import GPT
 
 FORMAT = 1
@@ -123,8 +124,15 @@ def find_weights(folder: Path, name: str) -> Path | None:
 
 
 def load_weights(model: GPT, folder: Path, device: torch.device) -> None:
-    """Load folder/model.safetensors; OSError or ValueError where it is missing, damaged or of another model."""
+    """Load folder/model.safetensors; OSError or ValueError where it is missing, of another model, or not what was
+    written. A checkpoint of an old version has no state.json and so no hash."""
     path = folder / MODEL
+    if (folder / STATE).exists():
+        hashes = _state_of(folder).get("files")
+        if not isinstance(hashes, dict) or MODEL not in hashes:
+            raise ValueError(f"{folder / STATE} does not state the hash of {MODEL}: the checkpoint is damaged")
+        if _sha256(path) != hashes[MODEL]:
+            raise ValueError(f"{path} does not hold this model's weights: its hash is not the one that {STATE} states")
     try:
         model.load_state_dict(load_file(path, device=str(device)))
     except FileNotFoundError:
@@ -182,7 +190,7 @@ def adopt(found: FoundCheckpoint) -> None:
 def read(path: Path) -> State:
     """A checkpoint on the CPU, its hashes checked. FileNotFoundError, OSError or ValueError where it is not whole."""
     try:
-        plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+        plain = json.loads(read_text(path / STATE))
     except ValueError as error:
         raise ValueError(f"{STATE} is not JSON ({error})") from error
     hashes = plain.get("files") if isinstance(plain, dict) else None
@@ -264,7 +272,7 @@ def _is_published(path: Path) -> bool:
 def _state_of(path: Path) -> dict[str, Any]:
     """state.json, or nothing where it cannot be read."""
     try:
-        plain = json.loads((path / STATE).read_text(encoding="utf-8"))
+        plain = json.loads(read_text(path / STATE))
     except (OSError, ValueError):
         return {}
     return plain if isinstance(plain, dict) else {}
@@ -290,8 +298,8 @@ def _free(folder: Path, word: str) -> Path:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_file(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 def _sync(path: Path) -> None:

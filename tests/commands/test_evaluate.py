@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from stability_lab import cli
 from stability_lab.commands.evaluate import evaluate
@@ -107,6 +108,21 @@ def test_damaged_weights(copy: Path, keep: int, capsys: pytest.CaptureFixture[st
     weights = copy / "checkpoints" / "last" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
     assert "model.safetensors does not hold this model's weights" in refusal(capsys, str(copy))
+
+
+def test_other_weights_of_the_same_shape(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They load, but they are not what was trained."""
+    weights = copy / "checkpoints" / "last" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+    assert "its hash is not the one that state.json states" in refusal(capsys, str(copy))
+
+
+@pytest.mark.parametrize("state", ["{}", "", '{"files": {"training.safetensors": "0"}}'])
+def test_a_state_that_states_no_hash(copy: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "checkpoints" / "last" / "state.json").write_text(state, encoding="utf-8")
+    assert "does not state the hash of model.safetensors" in refusal(capsys, str(copy))
+    (copy / "checkpoints" / "last" / "state.json").unlink()  # of an old version
+    assert cli.run(["evaluate", str(copy)]) == 0
 
 
 def test_weights_of_another_model(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

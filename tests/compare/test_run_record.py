@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,18 @@ def test_a_damaged_run_is_named_and_the_others_are_read(make_run, tmp_path: Path
     assert [run.name for run in runs] == ["good"]
     assert "bad" in fault
     assert "\n" not in fault
+
+
+@pytest.mark.parametrize("file", ["summary.json", "config.yaml", "manifest.json", "metrics.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device"])
+def test_what_is_no_file_hangs_nobody(make_run, tmp_path: Path, file: str, kind: str) -> None:
+    make_run("good")
+    path = make_run("bad") / file
+    path.unlink(missing_ok=True)
+    {"FIFO": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    runs, (fault,) = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["good"]
+    assert fault.endswith(f"bad: its files cannot be read ({file}: it is a {kind} and no file)")
 
 
 def test_where_nothing_can_be_read_the_first_fault_is_said(make_run, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from stability_lab.disk.lock import Lock
 from stability_lab.run.folder import (
     LONGEST,
     FolderClaim,
+    InUse,
     claim_directory,
     claim_run,
     new_directory,
@@ -193,3 +194,42 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="output_dir: cannot create"):
         new_directory(tmp_path / "file" / "runs" / "a")
+
+
+@pytest.mark.parametrize("link", ["outputs", "outputs/runs", "outputs/runs/a"])
+@pytest.mark.parametrize("target", ["nowhere", "a", "/dev/null/x"])
+def test_a_link_that_leads_nowhere_is_named(here: Path, link: str, target: str) -> None:
+    """Also a link to itself. It once kept the search for a free name going for ever."""
+    path = here / "outputs" / "runs" / "a"
+    (here / link).parent.mkdir(parents=True, exist_ok=True)
+    (here / link).symlink_to(target)
+    if path.is_symlink():
+        assert new_directory(path) == path.with_name("a-2")
+        return
+    with pytest.raises(ConfigError, match=rf"output_dir: .*{link} is a link to {target}, which does not exist"):
+        new_directory(path)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "train.log", "checkpoints/last/state.json"])
+@pytest.mark.parametrize("kind", ["FIFO", "folder"])
+def test_a_run_with_something_that_is_no_file_is_not_gone_on_with(tmp_path: Path, file: str, kind: str) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("seed: 0\n", encoding="utf-8")
+    {"FIFO": os.mkfifo, "folder": os.mkdir}[kind](tmp_path / file)
+    with pytest.raises(ConfigError, match=f"{file} is a {kind}, and a run's folder has none"):
+        claim_run(tmp_path)
+    assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("written", [(), ("train.log",), ("train.log", "config.yaml")])
+def test_what_another_process_has_just_begun_is_in_use(tmp_path: Path, written: tuple[str, ...]) -> None:
+    """However far it has come: two starts of one sweep make one folder for a job."""
+    first = claim_directory(tmp_path / "a", "skip", FINGERPRINT)
+    for name in written:
+        (first.path / name).write_text("seed: 0\n", encoding="utf-8")
+    with pytest.raises(InUse, match="is in use by process") as error:
+        claim_directory(tmp_path / "a", "skip", FINGERPRINT)
+    assert error.value.path == tmp_path / "a"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert first.lock is not None
+    first.lock.release()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stability_lab import cli
-from stability_lab.run.sweep import NOT_RUN, RESULT, finish, new_journal
+from stability_lab.run.sweep import IN_USE, NOT_RUN, RESULT, finish, new_journal, told
 
 
 @pytest.fixture
@@ -214,6 +214,32 @@ def test_a_job_that_ended_without_a_word_has_failed(tmp_path: Path) -> None:
     assert [job["status"] for job in jobs] == ["completed", "failed", NOT_RUN]
     assert "without a word" in jobs[1]["reason"]
     assert jobs[2]["overrides"] == ["seed=2"]
+
+
+def test_what_another_start_trains_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = new_journal(tmp_path, 3, ("seed",), fail_fast=True, parallel=False)
+    other = {"path": tmp_path / "none_seed0", "status": IN_USE, "reason": "it is in use by process 7", "exit_code": 0}
+    with caplog.at_level("INFO", logger="stability_lab.run.sweep"), told(journal):
+        journal.ended(1, {**other, "seconds": 0.1})
+        assert journal.stopped() is None
+        journal.ended(2, {**OUTCOME, "seconds": 1.0})
+    assert "none_seed0: in use, it is in use by process 7" in caplog.text
+    assert finish(journal, [], [["seed=0"], ["seed=1"]], strict=True, code=0) == 0
+    journal.ended(3, {**OUTCOME, "status": "failed", "seconds": 1.0})
+    assert finish(journal, [], [["seed=0"], ["seed=1"], ["seed=2"]], strict=True, code=0) == 1
+    assert json.loads((tmp_path / RESULT).read_text())["counts"] == {IN_USE: 1, "completed": 1, "failed": 1}
+
+
+@pytest.mark.slow
+def test_two_starts_of_a_sweep_at_once_share_its_jobs(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "seed=0,1", "trainer.max_steps=100"]
+    processes = [start(words) for _ in range(2)]
+    outs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outs
+    assert "failed" not in "".join(outs)
+    assert len(list((tmp_path / "sweep").glob("none_*"))) == 2
+    assert cli.run(words) == 0
+    assert [(job["status"], job["skipped"]) for job in result(tmp_path)["jobs"]] == [("completed", True)] * 2
 
 
 def test_half_a_line_and_an_earlier_start_of_the_sweep_do_not_count(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stability_lab.disk.files import read_text
 from stability_lab.tracking.run_files import METRICS
 from stability_lab.tracking.wandb.wandb_tracker import SUMMARY
 
@@ -63,7 +64,7 @@ def find_segments(paths: Iterable[Path]) -> list[Segment]:
         for log in [path] if path.is_file() else path.rglob("run-*.wandb"):
             folder = log.parent.resolve()
             match = _FOLDER.fullmatch(folder.name)
-            if match and log.name == f"run-{match['id']}.wandb":
+            if match and log.name == f"run-{match['id']}.wandb" and log.is_file():
                 found[folder] = Segment(match["started"], folder, match["id"])
     return sorted(found.values())
 
@@ -97,7 +98,7 @@ def plan(segments: Sequence[Segment], now: float | None = None) -> UploadPlan:
 def _is_alive(segment: Segment, now: float) -> bool:
     run = segment.path.parent.parent
     try:
-        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(read_text(run / SUMMARY))
     except (OSError, ValueError):
         return False
     changed = max(path.stat().st_mtime for path in (segment.log, run / METRICS) if path.exists())
