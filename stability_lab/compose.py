@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from stability_lab.config import ConfigError, Parser, TrainConfig, config_dir, from_plain
+from stability_lab.config import ConfigError, Parser, TrainConfig, config_dir, from_plain, typed
 from stability_lab.config.words import check_dashes, literal, quoted
 from stability_lab.plugins.search_path import register
 from stability_lab.plugins.trust import config_folders
@@ -158,7 +158,15 @@ def _check_hydra(hydra: DictConfig) -> None:
 def checked(cfg: DictConfig) -> Composed:
     """Resolve a composed config, drop what belongs to stabilizers that this job has not, and check the rest."""
     plain, notices = _resolve(cfg)
-    return Composed(from_plain(plain), plain, notices)
+    return composed_of(plain, notices)
+
+
+def composed_of(plain: Mapping[str, Any], notices: tuple[str, ...]) -> Composed:
+    """Check a configuration and give each value the type of its key, so that `1e1` and `10` make the same run.
+
+    The options of open sets have types only in their classes, and composing imports none: see `typed_options`.
+    """
+    return Composed(from_plain(plain), typed(plain), notices)
 
 
 def _resolve(cfg: DictConfig) -> tuple[dict[str, Any], tuple[str, ...]]:

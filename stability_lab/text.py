@@ -63,6 +63,13 @@ def rough(value: float) -> str:
     return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
+def written(value: Any) -> str:
+    """A value as one writes it on the command line: `null`, `true`, `0.003`, `1e-5`."""
+    if isinstance(value, float):
+        return f"{value:.12g}".replace("e-0", "e-").replace("e+", "e")
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def number(value: Any) -> float | None:
     """A number as a file has it, also in words; None for an empty cell, any other word or a truth value.
 

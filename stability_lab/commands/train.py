@@ -23,11 +23,13 @@ from stability_lab.compose import (
 )
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.machine.cores import cores
+from stability_lab.plugins.instantiate import typed_options
 from stability_lab.plugins.trust import allowing
 from stability_lab.run import console
 from stability_lab.run.folder import InUse, make_folder, sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
 from stability_lab.run.sweep import IN_USE, Journal, deaf, finish, new_journal, stoppable, told
+from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
     from stability_lab.run.job import Outcome
@@ -120,7 +122,8 @@ def _execute(cfg: Any, argv: Sequence[str], number: int | None = None, swept: Se
     from stability_lab.run.job import execute
 
     overrides = list(HydraConfig.get().overrides.task)
-    return execute(checked(cfg), overrides, argv, number, swept)
+    composed = checked(cfg)
+    return execute(composed._replace(plain=typed_options(composed.plain)), overrides, argv, number, swept)
 
 
 def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
@@ -172,7 +175,8 @@ def _workers(hydra_config: Any, jobs: int) -> int:
 def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     launcher = _launcher(command)
     first = composed[0].config
-    group = first.group or sweep_name(command.swept, command.overrides)
+    # Without the version of the code: the command of yesterday goes on in the folder of yesterday.
+    group = first.group or sweep_name(command.swept, (fingerprint(typed_options(job.plain), "") for job in composed))
     folder = Path(first.output_dir) / group
     make_folder(folder)
     journal = new_journal(folder, len(composed), tuple(command.swept), first.sweep.fail_fast, launcher != "basic")

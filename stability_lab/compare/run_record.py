@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from stability_lab.config import ConfigError, in_fingerprint
+from stability_lab.config import ConfigError, by_value, in_fingerprint, typed
 from stability_lab.disk.files import open_file, other_kind, read_text
 from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.text import flatten, number, shown
@@ -101,7 +101,7 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """All keys that this run computed from, flat, without what `options_of` has; values can be hashed."""
         flat = flatten({key: value for key, value in self.config.items() if key not in ("stabilizer", *OPEN_GROUPS)})
-        return {key: hashable(value) for key, value in flat.items() if in_fingerprint(key)}
+        return {key: hashable(value) for key, value in by_value(flat).items() if in_fingerprint(key)}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def read_run(path: Path) -> RunRecord:
     for name, content in {"config.yaml": config, "manifest.json": manifest, "summary.json": summary}.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{shown(path / name)} is not the one of a run: it holds {type(content).__name__}")
-    return RunRecord(path, config, manifest, summary)
+    return RunRecord(path, typed(config), manifest, summary)
 
 
 def _value(value: Any) -> float | None:

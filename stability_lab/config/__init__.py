@@ -1,6 +1,6 @@
 """The configuration: its schema with bounds and roles, and what follows from a role."""
 
-# Imported to be imported from here: the two files are one part to the rest of the package.
+# Imported to be imported from here: the files are one part to the rest of the package.
 # ruff: noqa: F401
 
 from stability_lab.config.roles import (
@@ -30,3 +30,4 @@ from stability_lab.config.schema import (
     option,
     typed_fields,
 )
+from stability_lab.config.values import by_value, typed

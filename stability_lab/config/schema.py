@@ -282,7 +282,7 @@ def convert(key: str, value: Any, kind: Any) -> Any:
         number = _number(value)
         if number is not None and not math.isnan(number):
             if kind is float:
-                return float(number)
+                return float(number) + 0.0  # -0.0 is 0.0
             if isinstance(number, int) or number.is_integer():
                 return int(number)
     raise ConfigError(f"{shown}: must be {' or '.join([*choices, *(['null'] if optional else [])])}")

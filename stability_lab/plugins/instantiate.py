@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from stability_lab.config import ConfigError, check_bounds, convert, typed_fields
+from stability_lab.config import OPEN_SETS, ConfigError, check_bounds, convert, typed_fields
 from stability_lab.plugins.trust import load_class
 from stability_lab.text import did_you_mean
 
@@ -27,6 +27,27 @@ def instantiate(node: Mapping[str, Any], key: str) -> Any:
 
     Only trusted classes are imported: a config file that came with somebody's run cannot run code.
     """
+    cls, values = _options(node, key)
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}.{error}") from error
+
+
+def typed_options(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose open sets have each option as its class declares it; ConfigError as `instantiate`."""
+    sets = {name: _typed(plain[name], name) for name in OPEN_SETS if name != "stabilizer"}
+    chosen = {name: _typed(node, f"stabilizer.{name}") for name, node in plain["stabilizer"].items()}
+    return {**plain, **sets, "stabilizer": chosen}
+
+
+def _typed(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {**node, **_options(node, key)[1]}
+
+
+def _options(node: Mapping[str, Any], key: str) -> tuple[type, dict[str, Any]]:
     if not isinstance(node, Mapping):
         raise ConfigError(f"{key}={node}: must be a group of options, such as {key}.option=value")
     target = node.get("_target_")
@@ -42,9 +63,4 @@ def instantiate(node: Mapping[str, Any], key: str) -> Any:
             raise ConfigError(f"{key}.{name} is not an option of {key}: {did_you_mean(name, types)}")
         values[name] = convert(f"{key}.{name}", value, types[name])
         check_bounds(f"{key}.{name}", values[name], bounds[name])
-    try:
-        return cls(**values)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}.{error}") from error
+    return cls, values

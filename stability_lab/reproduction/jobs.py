@@ -14,6 +14,7 @@ from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
 from stability_lab.config import from_plain
 from stability_lab.machine.cores import cores
+from stability_lab.plugins.instantiate import typed_options
 from stability_lab.reproduction.catalogue import Part, last_of_each_key
 from stability_lab.reproduction.evidence import KeptRun
 from stability_lab.run.folder import MANIFEST, SUMMARY, is_finished, read_object
@@ -67,8 +68,7 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     workers = workers_of(part, scale_name)
     # One thread, however many workers there are: one and two threads round differently.
     device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
-    # repr: a rate of `1` would be an int, and another run by its fingerprint.
-    axes = [f"optimizer.lr={','.join(map(repr, scale.lrs))}"] if scale.lrs else []
+    axes = [f"optimizer.lr={','.join(map(str, scale.lrs))}"] if scale.lrs else []
     axes += [f"seed={','.join(map(str, scale.seeds))}", f"output_dir={RUNS}", f"group={group_of(part, scale_name)}"]
     launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers > 1 else []
     made = []
@@ -83,7 +83,7 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
 
 def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> PlannedRun:
     """Composing takes a quarter of a second, so rates and seeds are set in what was composed once."""
-    plain = {**composed.plain, "seed": seed}
+    plain = {**typed_options(composed.plain), "seed": seed}
     if lr is not None:
         plain["optimizer"] = {**plain["optimizer"], "lr": lr}
     return PlannedRun(arm, setting, lr, seed, composed._replace(config=from_plain(plain), plain=plain))

@@ -40,10 +40,9 @@ def run_name(stabilizers: Iterable[str], overrides: Iterable[tuple[str, str]], f
     return _with_hash(parts, fingerprint[:8])
 
 
-def sweep_name(keys: Iterable[str], overrides: Iterable[str]) -> str:
+def sweep_name(keys: Iterable[str], fingerprints: Iterable[str]) -> str:
     """`sweep_stabilizer_lr_0a1b2c3d`: what is swept, and a hash of all that its runs compute, whatever the order."""
-    told = sorted(line for line in overrides if in_run_name(line.lstrip("+~").partition("=")[0]))
-    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join(sorted(set(fingerprints))).encode()).hexdigest()
     ordered = sorted(keys, key=lambda key: (key != "stabilizer", key))
     return _with_hash(["sweep", *(slug(key.split(".")[-1]) for key in ordered)], digest[:8])
 

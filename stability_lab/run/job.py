@@ -6,7 +6,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from stability_lab.run.progress import Progress, short_name
 from stability_lab.run.resume import Start, go_on, is_complete, machine, moved, prepare, resumed_manifest
 from stability_lab.run.signals import CTRL_C, Interruption, Terminated, interruption
 from stability_lab.run.signals import EXIT_CODES as STOP_CODES
-from stability_lab.text import flatten, shown
+from stability_lab.text import flatten, shown, written
 from stability_lab.tracking.manifest import fingerprint, manifest, redact
 from stability_lab.tracking.run_files import RunFiles
 from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
@@ -277,13 +277,14 @@ class _Sink:
 
 
 def _name(config: TrainConfig, overrides: Sequence[str], digest: str) -> str:
+    values = flatten(asdict(config))
     pairs = {"optimizer.lr": f"{config.lr:g}", "seed": str(config.seed)}
     for line in overrides:
         key, _, value = line.lstrip("+~").partition("=")
         group, _, option = key.partition(".")
         unused = group == "stabilizer" and option.split(".")[0] not in config.stabilizer
         if not unused and key not in ("optimizer.lr", "seed"):
-            pairs[key] = value
+            pairs[key] = written(values[key]) if key in values else value
     return run_name(config.stabilizer, pairs.items(), digest)
 
 

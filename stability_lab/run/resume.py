@@ -12,12 +12,13 @@ import torch
 import yaml
 
 from stability_lab.build import load_data
-from stability_lab.compose import Composed
-from stability_lab.config import ConfigError, TrainConfig, from_plain, may_change_on_resume
+from stability_lab.compose import Composed, composed_of
+from stability_lab.config import ConfigError, TrainConfig, by_value, may_change_on_resume, typed
 from stability_lab.disk.files import read_text
+from stability_lab.plugins.instantiate import typed_options
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
-from stability_lab.text import flatten
+from stability_lab.text import flatten, written
 from stability_lab.tracking.manifest import redact, versions
 from stability_lab.tracking.run_files import EVENTS, METRICS, RunFiles
 from stability_lab.tracking.tracker import valid_id
@@ -82,7 +83,8 @@ def with_overrides(saved: Mapping[str, Any], asked: Composed, overrides: Iterabl
             target[path[-1]] = source[path[-1]]
         else:
             target.pop(path[-1], None)
-    return Composed(from_plain(plain), plain, asked.notices)
+    composed = composed_of(plain, asked.notices)
+    return composed._replace(plain=typed_options(composed.plain))
 
 
 def prepare(path: Path, composed: Composed) -> Start:
@@ -97,7 +99,7 @@ def prepare(path: Path, composed: Composed) -> Start:
     for key, (before, after) in changed.items():
         if not may_change_on_resume(key):
             raise ConfigError(
-                f"{key}={_shown(after)}: the run in {path} has {_shown(before)}, and a run that goes on keeps it; "
+                f"{key}={written(after)}: the run in {path} has {written(before)}, and a run that goes on keeps it; "
                 "leave it out, or start another run"
             )
     step, steps = known.get("step", 0), composed.config.trainer.max_steps
@@ -204,12 +206,8 @@ def _other_length(before: Any, config: TrainConfig, step: int) -> str:
     )
 
 
-def _shown(value: Any) -> str:
-    """Write a value as on the command line."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """All keys with their values, and the stabilizers' names in front of their options."""
     names = plain.get("stabilizer")
-    return flatten(plain) | {"stabilizer": f"[{','.join(sorted(names))}]" if isinstance(names, dict) else names}
+    chosen = f"[{','.join(sorted(names))}]" if isinstance(names, dict) else names
+    return by_value(flatten(typed(plain))) | {"stabilizer": chosen}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import stability_lab
-from stability_lab.config import in_fingerprint
+from stability_lab.config import by_value, in_fingerprint, typed
 from stability_lab.text import flatten
 
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "wandb")
@@ -85,9 +85,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def fingerprint(config: Mapping[str, Any], version: str) -> str:
     """12 hex digits that two runs share when package version and all that they compute are the same.
 
-    `config` is the resolved config as plain values; of its keys those count that `in_fingerprint` names.
+    `config` is the resolved config as plain values; of its keys those count that `in_fingerprint` names, by their
+    values, however they were written.
     """
-    computed = {key: value for key, value in flatten(config).items() if in_fingerprint(key)}
+    computed = {key: value for key, value in by_value(flatten(typed(config))).items() if in_fingerprint(key)}
     canonical = json.dumps({"config": computed, "version": version}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

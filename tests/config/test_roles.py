@@ -130,12 +130,15 @@ def test_open_sets_options_of_groups_and_keys_of_other_programs() -> None:
 
 
 def test_a_sweep_is_named_after_what_it_computes() -> None:
-    words = ["++seed=0,1", "+recipe=olmo2"]
-    name = sweep_name(["seed"], words)
-    others = ["++sweep.fail_fast=true", "tracking=local", "hydra/launcher=joblib", "++trainer.log_every=1"]
-    assert sweep_name(["seed"], [*words, *others]) == name
-    assert sweep_name(["seed"], [*words, "++trainer.threads=1"]) != name
-    assert sweep_name(["seed"], words[:1]) != name
+    def named(*words: str) -> str:
+        jobs = compose_jobs(read_command_line(["-m", *words]))
+        return sweep_name(["seed"], [fingerprint(job.plain, "") for job in jobs])
+
+    words = ["seed=0,1", "+recipe=olmo2"]
+    name = named(*words)
+    assert named(*words, "sweep.fail_fast=true", "tracking=local", "trainer.log_every=1") == name
+    assert named(*words, "trainer.threads=1") != name
+    assert named(*words[:1]) != name
 
 
 @pytest.mark.slow
