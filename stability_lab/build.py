@@ -114,7 +114,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
             build_model(config, data.vocab_size, seams, document_mark(config, data))
         except RuntimeError as error:
             shape = f"model.d_model={config.model.d_model}, model.d_ff={config.model.d_ff}"
-            raise ConfigError(f"{shape}: no tensor can be that large ({str(error).splitlines()[0]})") from error
+            raise ConfigError(f"{shape}: no tensor can be that large; choose a smaller width") from error
 
 
 def training_bytes(config: TrainConfig, model: GPT) -> int:

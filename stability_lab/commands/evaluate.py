@@ -72,7 +72,7 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     try:
         load_weights(model, weights, target)
     except ValueError as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        raise ConfigError(str(error)) from error
     objective: Objective = instantiate(config.objective, "objective")
     windows = torch.from_numpy(validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences))
     n_bytes = data.bytes_of(objective.batch(windows, VALIDATION).targets_MT.numpy())

@@ -29,6 +29,7 @@ from stability_lab.run import console
 from stability_lab.run.folder import InUse, make_folder, sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
 from stability_lab.run.sweep import IN_USE, Journal, deaf, finish, new_journal, stoppable, told
+from stability_lab.text import shown
 from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
         _log.error("job %d: error: %s", number, error)
         outcome = {"path": None, "status": "failed", "reason": str(error), "exit_code": 2}
     except Exception as error:  # outside the run, which looks after its own
-        reason = f"{type(error).__name__}: {(str(error).strip() or 'no words').splitlines()[0]}"
-        _log.error("job %d failed: %s", number, reason)
+        reason = f"an error that nothing here expects, {type(error).__name__}({shown(str(error))[:200]})"
+        _log.error("job %d failed: %s; the same command tries it again", number, reason)
         _log.debug("traceback", exc_info=error)
         outcome = {"path": None, "status": "failed", "reason": reason, "exit_code": 1}
     journal.ended(number, {**outcome, "seconds": time.time() - started})
@@ -193,7 +194,12 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     except SystemExit:  # Hydra has said what it was
         code = 1
     except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
-        _log.error("the launcher %s failed: %s", launcher, (str(error).strip() or type(error).__name__).splitlines()[0])
+        _log.error(
+            "hydra/launcher=%s: a worker ended before its job (%s), as when memory runs out; the same command trains what "
+            "is missing, one job at a time with hydra/launcher=basic",
+            launcher,
+            type(error).__name__,
+        )
         _log.debug("traceback", exc_info=error)
         code = 1
     return finish(journal, sys.argv, command.jobs, first.sweep.strict, code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from stability_lab.config import ConfigError, by_value, in_fingerprint, typed
-from stability_lab.disk.files import open_file, other_kind, read_text
+from stability_lab.disk.files import open_file, other_kind, read_text, why_unreadable
 from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.text import flatten, number, shown
 
@@ -177,25 +177,27 @@ def of_seeds(runs: Sequence[RunRecord], seeds: Collection[int]) -> list[RunRecor
 
 def read_run(path: Path) -> RunRecord:
     """The run in `path`; ConfigError where one of its files is missing or cannot be read."""
-    try:
-        config = yaml.load(read_text(path / "config.yaml"), Loader=_Loader)
-        summary = json.loads(read_text(path / "summary.json"))
-        manifest: Any = {}
-        if (path / "manifest.json").exists():
-            manifest = json.loads(read_text(path / "manifest.json"))
-        for name in ("metrics.jsonl", "events.jsonl"):
-            if (kind := other_kind(path / name)) is not None:
-                raise ValueError(f"{name}: it is {kind} and no file")
-    except OSError as error:
-        name = Path(error.filename or path).name
-        raise ConfigError(f"{shown(path)}: its files cannot be read ({shown(name)}: {error.strerror})") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{shown(path)}: its files cannot be read ({shown(reason)})") from error
+    config = _parsed(path / "config.yaml", lambda text: yaml.load(text, Loader=_Loader))
+    summary = _parsed(path / "summary.json", json.loads)
+    manifest = _parsed(path / "manifest.json", json.loads) if (path / "manifest.json").exists() else {}
+    for name in ("metrics.jsonl", "events.jsonl"):
+        if (kind := other_kind(path / name)) is not None:
+            raise ConfigError(_unreadable(path / name, f"it is {kind} and no file"))
     for name, content in {"config.yaml": config, "manifest.json": manifest, "summary.json": summary}.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{shown(path / name)} is not the one of a run: it holds {type(content).__name__}")
     return RunRecord(path, typed(config), manifest, summary)
+
+
+def _parsed(file: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(read_text(file))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(_unreadable(file, why_unreadable(error))) from error
+
+
+def _unreadable(file: Path, why: str) -> str:
+    return f"{shown(file.parent)}: its files cannot be read ({file.name}: {why})"
 
 
 def _value(value: Any) -> float | None:

@@ -19,6 +19,7 @@ from stability_lab.config import ConfigError
 from stability_lab.data.network import hub_error, use_hub
 from stability_lab.data.source import Documents
 from stability_lab.data.tokenizer import Ids, tokenizers_library
+from stability_lab.disk.files import why_unreadable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -135,8 +136,14 @@ def _from_text(text: str, key: str, eos_token: str | None, bos_token: str | None
     try:
         backend = tokenizers_library().Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{key}: is no tokenizer.json of the package tokenizers ({reason})") from error
+        try:
+            json.loads(text)
+            why = "it is JSON of something else, or of another release of the package"
+        except ValueError as fault:
+            why = why_unreadable(fault)
+        raise ConfigError(
+            f"{key}: is no tokenizer.json of the package tokenizers ({why}); give the file that its `save` writes"
+        ) from error
     backend.no_padding()
     backend.no_truncation()
     return HuggingFaceTokenizer(backend, "tokenizer", eos_token, bos_token)

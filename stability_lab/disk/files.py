@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -67,3 +68,24 @@ def read_text(path: Path) -> str:
     """A regular file as UTF-8. OSError or UnicodeDecodeError."""
     with open_file(path, encoding="utf-8") as file:
         return file.read()
+
+
+def why_unreadable(error: Exception) -> str:
+    """What is wrong with a text, JSON or YAML file, in one line of our own words.
+
+    `error` is what reading it raised: OSError, ValueError, RecursionError or yaml.YAMLError.
+    """
+    import yaml  # here, because most commands read JSON only
+
+    match error:
+        case OSError():
+            return error.strerror or "the system refuses to read it"
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not UTF-8"
+        case json.JSONDecodeError():
+            return f"line {error.lineno}, column {error.colno} is not JSON"
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
+            return f"line {mark.line + 1}, column {mark.column + 1} is not YAML of plain values"
+        case RecursionError():
+            return "it is nested too deeply"
+    return "it holds characters or numbers that no such file can hold"

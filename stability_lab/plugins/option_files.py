@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stability_lab.config import ConfigError, config_dir
+from stability_lab.disk.files import why_unreadable
 from stability_lab.plugins.trust import config_folders, spec_of
 
 
@@ -25,7 +26,7 @@ def options(group: str, folder: Path | None = None) -> Iterator[tuple[Path, dict
             try:
                 content = yaml.safe_load(file.read_text(encoding="utf-8"))
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-                raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+                raise ConfigError(f"{file} cannot be read: {why_unreadable(error)}") from error
             node = content.get(file.stem) if isinstance(content, dict) else None
             yield file, node if isinstance(node, dict) else {}
 

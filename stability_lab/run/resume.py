@@ -14,7 +14,7 @@ import yaml
 from stability_lab.build import load_data
 from stability_lab.compose import Composed, composed_of
 from stability_lab.config import ConfigError, TrainConfig, by_value, may_change_on_resume, typed
-from stability_lab.disk.files import read_text
+from stability_lab.disk.files import read_text, why_unreadable
 from stability_lab.plugins.instantiate import typed_options
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
@@ -61,7 +61,7 @@ def read_config(run: Path) -> dict[str, Any]:
     try:
         plain = yaml.safe_load(read_text(file))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{file} cannot be read: {why_unreadable(error)}") from error
     if not isinstance(plain, dict):
         raise ConfigError(f"{file} cannot be read: it does not hold keys and their values")
     return plain

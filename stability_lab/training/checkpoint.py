@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stability_lab.disk.files import open_file, read_text
+from stability_lab.disk.files import open_file, read_text, why_unreadable
 from stability_lab.model.transformer import GPT
 
 FORMAT = 1
@@ -134,11 +134,33 @@ def load_weights(model: GPT, folder: Path, device: torch.device) -> None:
         if _sha256(path) != hashes[MODEL]:
             raise ValueError(f"{path} does not hold this model's weights: its hash is not the one that {STATE} states")
     try:
-        model.load_state_dict(load_file(path, device=str(device)))
+        tensors = load_file(path, device=str(device))
     except FileNotFoundError:
         raise
     except Exception as error:
+        raise ValueError(f"{path} does not hold this model's weights: it is no file of safetensors") from error
+    try:
+        put_weights(model, tensors)
+    except ValueError as error:
         raise ValueError(f"{path} does not hold this model's weights: {error}") from error
+
+
+def put_weights(model: GPT, tensors: Mapping[str, Tensor]) -> None:
+    """Put weights into a model; ValueError naming the first tensor that is missing, of another shape or one too many,
+    and then the model is as it was."""
+    own = model.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in tensors:
+            raise ValueError(f"{name} is missing, of shape {_shape(own[name])} in the model")
+        if name not in own:
+            raise ValueError(f"{name} of shape {_shape(tensors[name])} has no place in the model")
+        if tensors[name].shape != own[name].shape:
+            raise ValueError(f"{name} has shape {_shape(tensors[name])}, and {_shape(own[name])} in the model")
+    model.load_state_dict(tensors)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "0-d"
 
 
 class FoundCheckpoint(NamedTuple):
@@ -164,7 +186,7 @@ def find_newest(folder: Path) -> FoundCheckpoint:
             if path.name == f"{LAST}.new":  # that one is no checkpoint yet
                 continue
             missing = isinstance(error, FileNotFoundError) and f"{Path(error.filename).name} is missing"
-            damaged[path] = missing or str(error).splitlines()[0]
+            damaged[path] = missing or (str(error) if isinstance(error, ValueError) else _reason(error))
     return FoundCheckpoint(None, None, damaged)
 
 
@@ -192,7 +214,7 @@ def read(path: Path) -> State:
     try:
         plain = json.loads(read_text(path / STATE))
     except ValueError as error:
-        raise ValueError(f"{STATE} is not JSON ({error})") from error
+        raise ValueError(f"{STATE} cannot be read: {why_unreadable(error)}") from error
     hashes = plain.get("files") if isinstance(plain, dict) else None
     if not isinstance(hashes, dict) or not _is_step(plain.get("step")):
         raise ValueError(f"{STATE} has no step or no hashes")
@@ -205,7 +227,7 @@ def read(path: Path) -> State:
         try:
             tensors[name] = load_file(path / name)
         except Exception as error:
-            raise ValueError(f"{name} cannot be read: {error}") from error
+            raise ValueError(f"{name} is no file of safetensors") from error
     return State(tensors[MODEL], tensors[TRAINING], plain)
 
 
@@ -325,4 +347,6 @@ def _reason(error: Exception) -> str:
     number = re.search(r"\(os error (\d+)\)", str(error))
     if number:
         return os.strerror(int(number[1]))
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+    if isinstance(error, OSError):
+        return error.strerror or "the system gives no reason"
+    return "safetensors refuses its tensors"

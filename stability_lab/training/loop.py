@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from stability_lab.judge.watch import Watch
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.objective import Objective
 from stability_lab.seams import Stabilizer
-from stability_lab.training.checkpoint import Checkpoints, State, weights_of
+from stability_lab.training.checkpoint import Checkpoints, State, put_weights, weights_of
 from stability_lab.training.inject import Injector
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep, autocast
@@ -178,17 +179,17 @@ class Loop:
         """Go on from `state`; ValueError where it is not one of this model and configuration."""
         run, plain, tensors = self.run, state.plain, state.training
         columns = {k.removeprefix("series/"): v.numpy() for k, v in tensors.items() if k.startswith("series/")}
-        try:
-            run.model.load_state_dict(state.model)
-            run.step.load_state(tensors)
+        put_weights(run.model, state.model)
+        run.step.load_state(tensors)
+        with _part("the measurements so far"):
             self.watch.load_state(columns, plain["watch"])
             self.speeds = [float(speed) for speed in plain["tokens_per_s"]]
+        with _part("the place in the data"):
             run.sampler.load_state(plain["sampler"])
+        with _part("the state of torch's random numbers"):
             torch.set_rng_state(tensors["random/cpu"])
             if run.device.type == "cuda" and "random/cuda" in tensors:
                 torch.cuda.set_rng_state(tensors["random/cuda"], run.device)
-        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(str(error).splitlines()[0]) from error
         if self.watch.n != plain["step"]:
             raise ValueError(f"it holds {self.watch.n} rows for {plain['step']} steps")
 
@@ -271,3 +272,14 @@ class Loop:
 
 def _due(step: int, every: int | None, last: bool) -> bool:
     return last or (every is not None and step % every == 0)
+
+
+@contextmanager
+def _part(name: str) -> Iterator[None]:
+    """ValueError that names a part of a checkpoint where it is missing or of another form."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{name}: {error.args[0]} is missing") from error
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name}: not of the form that this version writes") from error
