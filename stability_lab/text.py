@@ -66,7 +66,7 @@ def rough(value: float) -> str:
 def written(value: Any) -> str:
     """A value as one writes it on the command line: `null`, `true`, `0.003`, `1e-5`."""
     if isinstance(value, float):
-        return f"{value:.12g}".replace("e-0", "e-").replace("e+", "e")
+        return str(value).replace("e-0", "e-").replace("e+", "e")
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -16,22 +16,24 @@ from stability_lab.text import aligned, duration
 if TYPE_CHECKING:
     from stability_lab.run.cost import Timing
 
-HELP = """usage: stability_lab plan [--format text|json] [-m] [+stabilizer=NAME] [key=value ...]
+HELP = """usage: stability_lab plan [--format text|json] [--no-timing] [-m] [+stabilizer=NAME] [key=value ...]
 
 Takes what `train` takes (--config-dir DIR and --allow PACKAGE too) and says what it would cost: stabilizers and seams,
 parameters, FLOPs, tokens, peak memory and time. A few steps are run on this device to measure the last two. Nothing is
 written but the token cache. With -m it prints a table of all jobs and the sum of their times; jobs that differ only in
-values that do not change the speed (a seed, a learning rate, a cap) are measured once.
+values that do not change the speed (a seed, a learning rate, a cap) are measured once. With --no-timing no step is
+run: the answer takes seconds for a model of any size, and of the memory it knows weights, gradients and optimizer state.
 """
 _log = logging.getLogger("stability_lab")
 
+_UNTIMED = dict.fromkeys(("timing", "times", "eta_s", "memory_bytes", "tokens_per_s", "mfu"))
 SWEEP_BUDGET_S = 300.0  # after that, the remaining jobs of a sweep are scaled by their FLOPs
 
 
 def main(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     refuse_distributed()
-    output, rest = _options(argv)
+    output, timed, rest = _options(argv)
     if output is None:
         print(HELP, end="")
         raise SystemExit(0)  # as argparse and Hydra end after the help of the other commands
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     if output == "json":
         _messages_to_stderr()
     try:
-        result = plan(command, started)
+        result = plan(command, started, timed)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -50,16 +52,20 @@ def main(argv: Sequence[str]) -> int:
     if output == "json":
         print(json.dumps(result, indent=2))
     else:
-        print(_table(result) if command.multirun else _text(result["jobs"][0]))
+        table = _table if timed else _sizes
+        print(table(result) if command.multirun else _text(result["jobs"][0]))
     return 0
 
 
-def _options(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The output format (None: help was asked for) and what is train's."""
-    output, rest, words = "text", [], iter(argv)
+def _options(argv: Sequence[str]) -> tuple[str | None, bool, list[str]]:
+    """The output format (None: help was asked for), whether steps are timed, and what is train's."""
+    output, timed, rest, words = "text", True, [], iter(argv)
     for word in words:
         if word in ("-h", "--help"):
-            return None, []
+            return None, timed, []
+        if word == "--no-timing":
+            timed = False
+            continue
         flag, equals, value = word.partition("=")
         if flag != "--format":
             rest.append(word)
@@ -67,7 +73,7 @@ def _options(argv: Sequence[str]) -> tuple[str | None, list[str]]:
         output = value if equals else next(words, "")
         if output not in ("text", "json"):
             raise ConfigError(f"--format={output}: must be text or json")
-    return output, rest
+    return output, timed, rest
 
 
 def _messages_to_stderr() -> None:
@@ -76,8 +82,11 @@ def _messages_to_stderr() -> None:
             handler.setStream(sys.stderr)
 
 
-def plan(command: CommandLine, started: float) -> dict[str, Any]:
-    """`jobs`, one dict a job, `start_up_s` of the command and `total_eta_s`. ConfigError before anything is timed."""
+def plan(command: CommandLine, started: float, timed: bool = True) -> dict[str, Any]:
+    """`jobs`, one dict a job, `start_up_s` of the command and `total_eta_s`. ConfigError before anything is timed.
+
+    Not `timed`: what a measurement would give is None.
+    """
     composed = compose_jobs(command)
     from stability_lab.build import check
     from stability_lab.run.cost import facts
@@ -86,9 +95,12 @@ def plan(command: CommandLine, started: float) -> dict[str, Any]:
         check(job.config)
     jobs = [facts(job) for job in composed]
     start_up = time.perf_counter() - started
-    timings = _timings([job.config for job in composed], jobs)
-    for job, overrides, composed_job, timing in zip(jobs, command.jobs, composed, timings, strict=True):
+    for job, overrides, composed_job in zip(jobs, command.jobs, composed, strict=True):
         job["job"] = _name(composed_job.config, overrides, command.swept)
+    if not timed:
+        return {"jobs": [job | _UNTIMED for job in jobs], "start_up_s": start_up, "total_eta_s": None}
+    timings = _timings([job.config for job in composed], jobs)
+    for job, composed_job, timing in zip(jobs, composed, timings, strict=True):
         job |= _costs(composed_job.config, job, timing)
     total = start_up + sum(job["eta_s"] for job in jobs)
     if not command.multirun:
@@ -146,7 +158,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _text(job: Mapping[str, Any]) -> str:
     """One run, a line for each thing that is known of it."""
-    parameters, timing, times = job["parameters"], job["timing"], job["times"]
+    parameters, timing = job["parameters"], job["timing"]
     added = ", ".join(f"{name} {n:+,}" for name, n in parameters["added_by"].items())
     lines = {
         "model": f"{job['model']} on {job['device']}, {job['precision']}",
@@ -162,20 +174,44 @@ def _text(job: Mapping[str, Any]) -> str:
     if job["recipe"]:
         lines["recipe"] = f"{job['recipe'].get('name')} ({job['recipe'].get('source')})"
         lines["recipe lacks"] = "; ".join(job["recipe"].get("lacks") or ()) or "nothing"
-    steps = (
-        f"{timing['steps_timed']} timed" if timing["scaled_from"] is None else f"scaled from {timing['scaled_from']}"
-    )
     lines |= {
         "tokens": f"{job['tokens']:,} in {job['steps']:,} steps, {job['flops_per_token'] * job['tokens']:.3g} FLOPs; "
         + ("streamed" if job["epochs"] is None else f"{job['epochs']:.3g} epochs of {job['train_tokens']:,}"),
         "FLOPs a token": f"{job['flops_per_token']:,} forward and backward "
         f"(6 * matrix weights with the head + 12 * layers * d_model * seq_len)",
+        "memory without activations": f"{_bytes(job['training_bytes'])} of weights, gradients and optimizer state",
+        **({} if timing is None else _measured(job, timing)),
+    }
+    return "\n".join([*aligned(lines.items()), *(f"notice: {notice}" for notice in job["notices"])])
+
+
+def _measured(job: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, str]:
+    steps = (
+        f"{timing['steps_timed']} timed" if timing["scaled_from"] is None else f"scaled from {timing['scaled_from']}"
+    )
+    return {
         "step": f"{timing['step_s']:.4g} s ({steps}), {job['tokens_per_s']:,.0f} tokens/s",
         "MFU": "n/a: no dense peak known" if job["mfu"] is None else f"{job['mfu']:.1%} of the device's dense peak",
         "peak memory": _bytes(job["memory_bytes"]) + (" of the process" if job["device"] == "cpu" else " allocated"),
-        "ETA": f"{duration(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in times.items()),
+        "ETA": f"{duration(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in job["times"].items()),
     }
-    return "\n".join([*aligned(lines.items()), *(f"notice: {notice}" for notice in job["notices"])])
+
+
+def _sizes(result: Mapping[str, Any]) -> str:
+    """A sweep of which nothing was timed, one line a job."""
+    rows = [("job", "parameters", "tokens", "FLOPs", "memory without activations", "what varies")]
+    for number, job in enumerate(result["jobs"], 1):
+        counts = (
+            f"{job['parameters']['total']:,}",
+            f"{job['tokens']:,}",
+            f"{job['flops_per_token'] * job['tokens']:.3g}",
+        )
+        rows.append((str(number), *counts, _bytes(job["training_bytes"]), job["job"]))
+    return "\n".join([*aligned(rows), *_notices(result)])
+
+
+def _notices(result: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"]))
 
 
 def _table(result: Mapping[str, Any]) -> str:
@@ -187,9 +223,8 @@ def _table(result: Mapping[str, Any]) -> str:
         step, eta = f"{about}{timing['step_s']:.4g}", about + duration(job["eta_s"])
         counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}"
         rows.append((str(number), *counts, step, _bytes(job["memory_bytes"]), eta, job["job"]))
-    notices = dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"])
     total = f"{len(result['jobs'])} jobs, one after the other: {duration(result['total_eta_s'])}"
-    return "\n".join([*aligned(rows), total, *notices])
+    return "\n".join([*aligned(rows), total, *_notices(result)])
 
 
 def _bytes(n: int | None) -> str:

@@ -26,6 +26,7 @@ from stability_lab.build import (
     document_mark,
     fill_seams,
     load_data,
+    training_bytes,
 )
 from stability_lab.compose import Composed
 from stability_lab.config import TrainConfig, in_speed_key
@@ -88,6 +89,7 @@ def facts(job: Composed) -> dict[str, Any]:
             "added_together": counts["total"] - baseline,
         },
         "flops_per_token": flops_per_token(model),
+        "training_bytes": training_bytes(config, model),
         "tokens": samples * config.model.seq_len,
         "steps": trainer.max_steps,
         "train_tokens": None if data.stream else data.train_tokens,

@@ -214,7 +214,7 @@ def read(path: Path) -> State:
     try:
         plain = json.loads(read_text(path / STATE))
     except ValueError as error:
-        raise ValueError(f"{STATE} cannot be read: {why_unreadable(error)}") from error
+        raise ValueError(f"{STATE} is not whole: {why_unreadable(error)}") from error
     hashes = plain.get("files") if isinstance(plain, dict) else None
     if not isinstance(hashes, dict) or not _is_step(plain.get("step")):
         raise ValueError(f"{STATE} has no step or no hashes")

@@ -346,3 +346,34 @@ def test_a_run_takes_the_time_and_memory_that_its_plan_said(tmp_path: Path) -> N
         if 0.7 < ratios[-1] < 1.3:
             return
     pytest.fail(f"planned / real seconds: {ratios}")
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "memory"),
+    [
+        (("model=gpt2_124m",), "124,439,808", 124_439_808 * 16),  # fp32: weight, gradient and two moments
+        (("model=gpt2_124m", "optimizer=sgd"), "124,439,808", 124_439_808 * 12),
+        (("model=gpt2_124m", "+stabilizer=qknorm"), "124,441,344", 124_441_344 * 16),
+    ],
+)
+def test_without_timing_sizes_follow_from_the_configuration_alone(
+    capsys: pytest.CaptureFixture[str], measured: list[Any], words: tuple[str, ...], parameters: str, memory: int
+) -> None:
+    assert cli.run(["plan", *words, "--no-timing", "trainer.device=cpu"]) == 0
+    out = capsys.readouterr().out
+    assert f"{parameters}, " in out
+    assert f"{memory / 2**30:.2f} GiB of weights, gradients and optimizer state" in out
+    assert not any(word in out for word in ("ETA", "peak memory", "tokens/s"))
+    (job,) = (result := planned(capsys, "--no-timing", *words, "trainer.device=cpu"))["jobs"]
+    assert (job["training_bytes"], job["eta_s"], job["timing"], result["total_eta_s"]) == (memory, None, None, None)
+    assert measured == []
+
+
+def test_a_sweep_without_timing(
+    capsys: pytest.CaptureFixture[str], tiny_overrides: tuple[str, ...], measured: list[Any]
+) -> None:
+    assert cli.run(["plan", "-m", *tiny_overrides, "--no-timing", "model.n_layers=1,2"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()[-3:]
+    assert header.split()[:4] == ["job", "parameters", "tokens", "FLOPs"]
+    assert [row.split()[-1] for row in rows] == ["model.n_layers=1", "model.n_layers=2"]
+    assert measured == []

@@ -191,7 +191,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             yield from ((number, text.encode()) for number, text in enumerate(texts, start=1) if text is not None)
     except (ArrowException, OSError) as error:
-        why = isinstance(error, OSError) and error.strerror or "it is cut off, damaged or of another kind"
+        why = (isinstance(error, OSError) and error.strerror) or "it is cut off, damaged or of another kind"
         raise ConfigError(f"data.path: {path} is no sound Parquet file ({why}); fetch or write it again.") from error
 
 

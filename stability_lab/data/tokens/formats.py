@@ -153,7 +153,7 @@ def numpy_region(path: Path) -> Region:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        why = isinstance(error, OSError) and error.strerror or "it is cut off, or holds Python objects"
+        why = (isinstance(error, OSError) and error.strerror) or "it is cut off, or holds Python objects"
         raise ConfigError(f"{path} is a damaged .npy file ({why}); write an array of ids with numpy.save") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(
