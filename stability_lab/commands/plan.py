@@ -22,7 +22,7 @@ Takes what `train` takes (--config-dir DIR and --allow PACKAGE too) and says wha
 parameters, FLOPs, tokens, peak memory and time. A few steps are run on this device to measure the last two. Nothing is
 written but the token cache. With -m it prints a table of all jobs and the sum of their times; jobs that differ only in
 values that do not change the speed (a seed, a learning rate, a cap) are measured once. With --no-timing no step is
-run: the answer takes seconds for a model of any size, and of the memory it knows weights, gradients and optimizer state.
+run: the answer takes seconds, and its memory is that of weights, gradients and optimizer state.
 """
 _log = logging.getLogger("stability_lab")
 
@@ -201,11 +201,8 @@ def _sizes(result: Mapping[str, Any]) -> str:
     """A sweep of which nothing was timed, one line a job."""
     rows = [("job", "parameters", "tokens", "FLOPs", "memory without activations", "what varies")]
     for number, job in enumerate(result["jobs"], 1):
-        counts = (
-            f"{job['parameters']['total']:,}",
-            f"{job['tokens']:,}",
-            f"{job['flops_per_token'] * job['tokens']:.3g}",
-        )
+        flops = f"{job['flops_per_token'] * job['tokens']:.3g}"
+        counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}", flops
         rows.append((str(number), *counts, _bytes(job["training_bytes"]), job["job"]))
     return "\n".join([*aligned(rows), *_notices(result)])
 

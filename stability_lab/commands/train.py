@@ -195,8 +195,8 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
         code = 1
     except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
         _log.error(
-            "hydra/launcher=%s: a worker ended before its job (%s), as when memory runs out; the same command trains what "
-            "is missing, one job at a time with hydra/launcher=basic",
+            "hydra/launcher=%s: a worker ended before its job (%s), as when memory runs out; the same command trains "
+            "what is missing, one job at a time with hydra/launcher=basic",
             launcher,
             type(error).__name__,
         )
