@@ -7,9 +7,9 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # pandas is loaded when a log is read
     from stability_lab.logs.training_log import LogSeries, NamedLog
 
 Block = dict[str, Any]
+Found = TypeVar("Found")
 _SHOWN_EVENTS, _SHOWN_SHARED = 20, 10
 
 
@@ -78,19 +79,43 @@ def main(argv: Sequence[str]) -> int:
     from stability_lab.logs.training_log import read_logs, read_metrics
 
     options = Options(args.loss, args.grad_norm, args.step, args.runs_by, args.split, args.restarts)
-    # All files are read before anything is shown: bad input gives no half of an answer.
     if args.metric is not None:
-        columns = [found for path in args.files for found in read_metrics(path, args.metric, options)]
+        columns, unread = _each(args.files, lambda path: read_metrics(path, args.metric, options))
         blocks = [_one_metric(*found, args.definition) for found in columns]
     else:
-        blocks = _judged([log for path in args.files for log in read_logs(path, options)], args)
+        logs, unread = _each(args.files, lambda path: read_logs(path, options))
+        blocks = _judged(logs, args)
     if args.format == "json":
-        print(json.dumps(blocks, indent=2))
+        print(json.dumps([*blocks, *unread], indent=2))
     else:
-        print("\n\n".join("\n".join(_lines(block)) for block in blocks))
+        print("\n\n".join("\n".join(_lines(block)) for block in [*blocks, *unread]))
         for line in _shared_lines(blocks):
             print(line)
+    if unread:
+        raise ConfigError(f"{len(unread)} of {len(blocks) + len(unread)} logs cannot be scored: their blocks say why")
     return 0
+
+
+def _each(paths: Sequence[Path], read: Callable[[Path], Sequence[Found]]) -> tuple[list[Found], list[Block]]:
+    """What `read` finds in each log, and a block for each that it refuses; the refusal itself if there is no other."""
+    from stability_lab.logs.sources import logs_in
+
+    found: list[Found] = []
+    refused: list[tuple[Path, ConfigError]] = []
+    for path in paths:
+        try:
+            logs = logs_in(path)
+        except ConfigError as error:
+            refused.append((path, error))
+            continue
+        for log in logs:
+            try:
+                found += read(log)
+            except ConfigError as error:
+                refused.append((log, error))
+    if len(refused) == 1 and not found:
+        raise refused[0][1]
+    return found, [{"file": str(path), "error": str(error)} for path, error in refused]
 
 
 def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
@@ -196,8 +221,11 @@ def _only(scores: Mapping[str, Mapping[str, Any]], definition: str | None) -> di
 
 
 def _lines(block: Block) -> Iterator[str]:
-    steps = block["steps"]
     yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
+    if "error" in block:
+        yield f"  error     {shown(block['error'])}"
+        return
+    steps = block["steps"]
     yield (
         f"  read      {block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
         f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}"

@@ -115,10 +115,10 @@ def _strides(log: Log) -> Iterator[str]:
                 f"{which}One value every {part.stride} steps: windows count values, not steps, so scores do not "
                 "compare with those of a log of every step, and a spike between two values is not seen."
             )
-        if len(part) > 1 and np.any(np.diff(part.step) != part.stride):
-            gaps = np.diff(part.step)
-            widest = int(gaps.argmax())
+        gaps = np.diff(part.step)
+        if np.any(gaps != part.stride):
+            word, at = ("widest", int(gaps.argmax())) if gaps.max() > part.stride else ("narrowest", int(gaps.argmin()))
             yield (
-                f"{which}The steps between values are not always {part.stride}: the widest gap is from "
-                f"{part.step[widest]:,} to {part.step[widest + 1]:,}."
+                f"{which}The steps between values are not always {part.stride}: the {word} gap is from "
+                f"{part.step[at]:,} to {part.step[at + 1]:,}."
             )

@@ -269,6 +269,8 @@ def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
         return None
     reference, name = chance
     margin = max(MARGIN_NATS, unsure)
+    if reference <= margin and losses.frozen < losses.n:
+        return None  # such a loss has no cross-entropy's scale, and cannot fall by the margin
     seen = min([float(level.min())] + ([] if evidence.final_val_loss is None else [evidence.final_val_loss]))
     if seen < reference - margin:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from stability_lab.config import ConfigError
@@ -10,6 +12,7 @@ from stability_lab.logs.sources import TENSORBOARD_CHART, Source
 from stability_lab.text import did_you_mean, shown
 
 WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
+VALIDATION_LOSS = re.compile(r"(?:.*/)?(?:val|valid|validation|eval|test|dev)[_/]loss")
 _LISTED = 30
 
 
@@ -102,6 +105,14 @@ def nothing_known(source: Source) -> ConfigError:
     for column in (*named_for(source, "loss"), *named_for(source, "grad_norm")):
         if reason := no_number(source, column):
             return ConfigError(f"{source.name} cannot be judged: {reason} ({option} names another column)")
+    for column in named_for(source, "skipped"):
+        if (source.numbers(column, "skipped").value > 0).all():
+            return ConfigError(f"{source.name} has no loss: all {len(source.table):,} steps in it were skipped")
+    for column in source.columns:
+        if VALIDATION_LOSS.fullmatch(spelling(column)) and count(source, column, "loss"):
+            return ConfigError(
+                f"{source.name} has no training loss, only {shown(column)}: --loss {shown(column)} judges that"
+            )
     return ConfigError(
         f"{source.name} has no known name of a loss or a gradient norm: {option}; {what_is_there(source)}"
     )

@@ -6,29 +6,36 @@ import csv
 import re
 import warnings
 from collections import Counter, deque
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 import pandas as pd
 
-from stability_lab.logs.cells import DECIMAL_COMMA, NOTHING, has_decimal_comma
+from stability_lab.logs.cells import DECIMAL_COMMA, NOTHING, has_decimal_comma, step_number
 from stability_lab.text import number
 
 _SAMPLE = 1 << 16  # characters in which a decimal comma is looked for
+_ROWS = 50  # rows by which a table is told from prose
 
 
-def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
-    """The table by the names in its header, and what is to be said of it; ValueError for what is no table."""
+def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]] | None:
+    """The table by the names in its header, and what is to be said of it; None for what is no table."""
     with path.open(encoding=encoding, errors="replace", newline="") as text:
         header, notes = _header(text)
         delimiter = _delimiter(header)
+        if not _is_table(header, delimiter, text):
+            return None
         names, doubled = _unique([name.strip() for name in _cells(header, delimiter)])
         bare = len(names) > 1 and _is_data(header)
         if bare:
-            names, told = _names_of(names)
+            names, told = names_of(names)
             doubled = [told]
         comma = delimiter != "," and _has_decimal_commas(text, delimiter)
-        frame = _read(text, names, delimiter, "," if comma else ".", None if bare else 0)
+        try:
+            frame = _read(text, names, delimiter, "," if comma else ".", None if bare else 0)
+        except (pd.errors.ParserError, pd.errors.EmptyDataError):
+            return None
     notes += doubled
     if comma:
         words = frame.select_dtypes(exclude="number").columns
@@ -46,11 +53,27 @@ def _delimiter(line: str) -> str:
     return " " if not line.count(delimiter) and len(line.split()) > 1 else delimiter
 
 
+def _is_table(header: str, delimiter: str, text: TextIO) -> bool:
+    """Whether at least half of the next rows hold a number in a cell of its own, and as many words as the header.
+
+    Looked for in what follows next, and left to be read. A row between other signs than blanks may be shorter.
+    """
+    begin = text.tell()
+    text.readline()
+    rows = [_cells(line, delimiter) for line in islice(iter(text.readline, ""), _ROWS) if line.strip()]
+    text.seek(begin)
+    width = len(_cells(header, delimiter))
+    fits = [
+        (delimiter != " " or len(row) == width) and any(step_number(cell) is not None for cell in row) for row in rows
+    ]
+    return not header.strip() or 2 * sum(fits) >= len(fits)
+
+
 def _cells(line: str, delimiter: str) -> list[str]:
     return line.split() if delimiter == " " else next(csv.reader([line], delimiter=delimiter), [])
 
 
-def _names_of(cells: list[str]) -> tuple[list[str], str]:
+def names_of(cells: list[str]) -> tuple[list[str], str]:
     """Names for the columns of a table without a header, and what to say of them."""
     if len(cells) == 2 and cells[0].strip().isdigit():
         return [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,23 +14,38 @@ from typing import Any
 
 Row = dict[str, Any]
 
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity)"
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
+_NAMED_VALUE = re.compile(r"\s{2,}[A-Za-z][^=\n]*=\S+\s*")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Lines in which a format is looked for: some logs begin with the program that wrote them.
 _SAMPLE = 20_000
 
 
+# The words of a loss, a gradient norm and so on in lines of any program, with `_` for blanks.
+_WORDS = {
+    "loss": ("loss", "train_loss", "training_loss", "lm_loss"),
+    "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "norm", "grad"),
+    "lr": ("lr", "learning_rate"),
+    "val_loss": ("val_loss", "valid_loss", "validation_loss", "eval_loss"),
+}
+
+
 @dataclass(frozen=True)
 class Printed:
-    """A format: `read` makes a row of a line that `pattern` finds, or None."""
+    """A format: `read` makes a row of a line that `pattern` finds, or None; `note` is what to know of its numbers."""
 
     name: str
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str]], Row | None]
+    note: str | None = None
 
 
 def _groups(match: re.Match[str]) -> Row:
-    return {name: value for name, value in match.groupdict().items() if value is not None}
+    """What the pattern names; a learning rate that was rounded to 0 is unknown, and not 0."""
+    found = {name: value for name, value in match.groupdict().items() if value is not None}
+    if re.fullmatch(r"0\.0+", found.get("lr", "")):
+        del found["lr"]
+    return found
 
 
 def _fields(match: re.Match[str]) -> Row:
@@ -42,14 +59,15 @@ def _fields(match: re.Match[str]) -> Row:
     lost = row.get("number of nan iterations", "0") not in ("0", "0.0") or row.get("grad norm") == "nan"
     if lost and not any("loss" in name and name != "loss scale" for name in row):
         row["lm loss"] = "nan"
-    if row.get("number of skipped iterations") not in (None, "0"):
+    # A line speaks of several iterations: a loss is that of those among them that were not skipped.
+    if row.get("number of skipped iterations") not in (None, "0") and row.get("lm loss", "nan") == "nan":
         row["skipped"] = "1"
     return row
 
 
 def _dictionary(match: re.Match[str]) -> Row | None:
     try:
-        row = ast.literal_eval(re.sub(r"\b(nan|inf)\b", r"'\1'", match[0]))
+        row = ast.literal_eval(re.sub(r"(?i)\b(nan|inf(?:inity)?)\b", r"'\1'", match[0]))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return {str(key): value for key, value in row.items()} if isinstance(row, dict) else None
@@ -59,6 +77,35 @@ def _progress(match: re.Match[str]) -> Row:
     pairs = re.findall(rf"([\w./-]+)=({_NUMBER})(?=[,\]\s]|$)", match["rest"])
     epoch, at, total = (int(match[name]) for name in ("epoch", "at", "total"))
     return {"step": epoch * total + at, "epoch": epoch, **dict(pairs)}
+
+
+def _named_values(match: re.Match[str]) -> Row | None:
+    """The pairs `name=value` of the lines that follow a step."""
+    pairs = (pair.partition("=") for pair in match["rest"].split("\n"))
+    return {"step": match["step"]} | {name.strip(): value.replace(",", "") for name, equals, value in pairs if equals}
+
+
+def _fairseq(match: re.Match[str]) -> Row | None:
+    """A row of JSON, or of pairs `name=value`; its losses are in bits."""
+    if match["json"] is None:
+        row: Row = dict(re.findall(rf"(\w+)=({_NUMBER})", match["pairs"]))
+    else:
+        try:
+            row = json.loads(match["json"])
+        except ValueError:
+            return None
+    if "num_updates" not in row or "loss" not in row:
+        return None
+    kept = {name: value for name, value in row.items() if name in ("epoch", "lr", "gnorm", "loss_scale")}
+    return {"step": row["num_updates"], "loss": float(row["loss"]) * math.log(2), **kept}
+
+
+def _any_line(match: re.Match[str]) -> Row | None:
+    """Step, epoch, loss, gradient norm and learning rate of a line in which each has its usual name."""
+    pairs = re.findall(rf"([A-Za-z][\w/ -]*?)[ \t]*[:= ][ \t]*({_NUMBER})(?![\w.%])", match["rest"])
+    said = {re.sub(r"[ -]+", "_", name.strip().lower()): value for name, value in pairs}
+    found = {role: said[word] for role, words in _WORDS.items() for word in reversed(words) if word in said}
+    return _groups(match) | found if {"loss", "val_loss"} & found.keys() else None
 
 
 # In the order in which they are tried; the first with the most lines is taken.
@@ -71,7 +118,7 @@ FORMATS = (
     Printed(
         "log of llm.c",
         re.compile(
-            rf"^s:(?P<step>\d+) (?:trl|train_loss):(?P<loss>{_NUMBER})"
+            rf"^s:(?P<step>\d+) (?:(?:trl|train_loss):(?P<loss>{_NUMBER})|tel:(?P<val_loss>{_NUMBER}))"
             rf"(?: lr:(?P<lr>{_NUMBER}))?(?: norm:(?P<grad_norm>{_NUMBER}))?"
         ),
         _groups,
@@ -82,6 +129,11 @@ FORMATS = (
             rf"^step +(?P<step>\d+)/\d+ \| (?:train )?loss +(?P<loss>{_NUMBER})[^|]*"
             rf"(?:\| norm +(?P<grad_norm>{_NUMBER})[^|]*)?(?:\| lr +(?P<lr>{_NUMBER}))?"
         ),
+        _groups,
+    ),
+    Printed(
+        "log of build-nanogpt",
+        re.compile(rf"^(?P<step>\d+) (?:train (?P<loss>{_NUMBER})|val (?P<val_loss>{_NUMBER}))$"),
         _groups,
     ),
     Printed(
@@ -101,6 +153,17 @@ FORMATS = (
         re.compile(rf"step: *(?P<step>\d+) +loss: *(?P<loss>{_NUMBER})(?: +grad_norm: *(?P<grad_norm>{_NUMBER}))?"),
         _groups,
     ),
+    Printed(
+        "printed log of OLMo",
+        re.compile(r"\[step=(?P<step>\d+)(?:/\d+)?(?:, ?\w+=[^\]]*)?\]\n(?P<rest>(?:.|\n)*)"),
+        _named_values,
+    ),
+    Printed(
+        "printed log of fairseq",
+        re.compile(r"\| train_inner \| (?:(?P<json>\{.*\})|epoch \d+: +\d+ / \d+ (?P<pairs>.*))"),
+        _fairseq,
+        "fairseq prints its losses in bits: they were made nats.",
+    ),
     Printed("printed log of transformers", re.compile(r"\{[^{}]*'loss'[^{}]*\}"), _dictionary),
     Printed(
         "progress bar of Lightning",
@@ -110,14 +173,26 @@ FORMATS = (
 )
 
 
+# For the log of a program that is none of these.
+_ANY = Printed(
+    "printed lines of steps and losses",
+    re.compile(
+        r"(?i)(?:\bepoch\b[\s:=#\[(]*(?P<epoch>\d+)\b.*?)?\b(?:global[_ ]?step|steps?|iter|iteration)\b[\s:=#\[(]*"
+        r"(?P<step>\d+)\b(?P<rest>.*loss.*)"
+    ),
+    _any_line,
+)
+
+
 def recognised(path: Path, encoding: str) -> Printed | None:
     """The format of a printed log, if one of them finds its lines in it."""
-    found = dict.fromkeys(FORMATS, 0)
+    found = dict.fromkeys((*FORMATS, _ANY), 0)
     for line in islice(_lines(path, encoding), _SAMPLE):
-        for kind in FORMATS:
-            found[kind] += kind.pattern.search(line) is not None
+        for kind in found:
+            match = kind.pattern.search(line)
+            found[kind] += match is not None and (kind is not _ANY or _any_line(match) is not None)
     best = max(FORMATS, key=lambda kind: found[kind])
-    return best if found[best] else None
+    return best if found[best] else _ANY if found[_ANY] else None
 
 
 def printed_rows(path: Path, encoding: str, kind: Printed) -> Iterator[Row]:
@@ -128,9 +203,22 @@ def printed_rows(path: Path, encoding: str, kind: Printed) -> Iterator[Row]:
 
 
 def _lines(path: Path, encoding: str) -> Iterator[str]:
-    """Lines without colours; a progress bar writes its states into one line, between carriage returns."""
+    """Lines without colours; a progress bar writes its states into one line, between carriage returns.
+
+    Indented lines `name=value` belong to the line before them.
+    """
+    whole = ""
     with path.open(encoding=encoding, errors="replace", newline="\n") as text:
         for line in text:
             for part in line.split("\r"):
-                if part.strip():
-                    yield _COLOURS.sub("", part.rstrip("\n"))
+                if not part.strip():
+                    continue
+                bare = _COLOURS.sub("", part.rstrip("\n"))
+                if whole and _NAMED_VALUE.fullmatch(bare):
+                    whole += "\n" + bare
+                    continue
+                if whole:
+                    yield whole
+                whole = bare
+    if whole:
+        yield whole

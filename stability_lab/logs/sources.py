@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from stability_lab.config import ConfigError
 from stability_lab.logs.cells import NOTHING, flag, step_number
-from stability_lab.logs.delimited import read_table
+from stability_lab.logs.delimited import names_of, read_table
 from stability_lab.logs.printed import printed_rows, recognised
 from stability_lab.logs.tensorboard import is_event_file, read_scalars
 from stability_lab.text import flatten, number, shown
@@ -27,12 +28,16 @@ from stability_lab.tracking.run_files import METRICS
 _LOGS = (METRICS, "trainer_state.json", "metrics.csv")
 _HEAD = 1 << 16  # bytes by which a format is known
 _CHUNK = 50_000  # rows that are in memory as objects
+_BEGIN = 60  # characters that are shown of a file that is none of these
+_MOST = 100_000  # files and folders below a folder in which logs are looked for
 _READ: Mapping[str, Callable[[Any], float | None]] = {"step": step_number, "skipped": flag}
+_RUNS_OF_WANDB = {"Name", "State", "Created", "Runtime"}
 TRAINER_STATE = "trainer_state.json of transformers"
 TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
-    "a run's folder, CSV, JSONL, a printed log (nanoGPT, llm.c, modded-nanogpt, Megatron, torchtitan, transformers, "
-    "Lightning), trainer_state.json of transformers, Parquet, TensorBoard event files or an offline .wandb run"
+    "a run's folder, CSV, JSONL, a printed log (nanoGPT, llm.c, modded-nanogpt, Megatron, torchtitan, OLMo, fairseq, "
+    "transformers, Lightning, or lines such as 'step 10: loss 2.5, lr 0.001'), trainer_state.json of transformers, "
+    "Parquet, TensorBoard event files or an offline .wandb run"
 )
 
 
@@ -88,12 +93,26 @@ def _numbers(cells: pd.Series, read: Callable[[Any], float | None]) -> Numbers:
     return Numbers(np.array([np.nan if value is None else value for value in found], dtype=np.float64), known)
 
 
-def read_sources(path: Path) -> list[Source]:
-    """The log in a file or folder; of a folder that holds our own runs the log of each."""
-    runs = []
-    if path.is_dir() and not any((path / name).is_file() for name in _LOGS):
-        runs = [file.parent for file in sorted(path.rglob(METRICS)) if run_folder(file)]
-    return [read_source(run) for run in runs] if runs else [read_source(path)]
+def logs_in(path: Path) -> list[Path]:
+    """The path itself, or the folders of our own runs below it; ConfigError where it holds too much to look through."""
+    if not path.is_dir() or any((path / name).is_file() for name in _LOGS):
+        return [path]
+    runs = [file.parent for file in _files_below(path) if file.name == METRICS and run_folder(file)]
+    return runs or [path]
+
+
+def _files_below(path: Path) -> list[Path]:
+    """All files below a folder, sorted; ConfigError where they are more than those of any sweep."""
+    found: list[Path] = []
+    many = 0
+    for folder, folders, files in os.walk(path):
+        many += len(folders) + len(files)
+        if many > _MOST:
+            raise ConfigError(
+                f"{shown(path)} holds more than {_MOST:,} files and folders: give the folder of a run or of a sweep"
+            )
+        found += [Path(folder, name) for name in files]
+    return sorted(found)
 
 
 def read_source(path: Path) -> Source:
@@ -103,11 +122,8 @@ def read_source(path: Path) -> Source:
         parts = [_read(file) for file in files]
     except OSError as error:
         raise ConfigError(f"{shown(path)}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = shown(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{shown(path)} cannot be read: {reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{shown(path)} cannot be read: its JSON is nested too deeply") from error
     notes = [note for part in parts for note in part.notes]
     if path.is_dir() and parts[0].format != "run folder":
         names = ", ".join(shown(file.relative_to(path)) for file in files[:3])
@@ -138,9 +154,10 @@ def _files(path: Path) -> list[Path]:
             return [path / name]
     if states := sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step):
         return states[-1:]
+    below = _files_below(path)
     # The names of event files hold the time of their start: a resumed run has several.
-    for pattern in ("*tfevents*", "*.wandb"):
-        files = sorted(file for file in path.rglob(pattern) if file.is_file())
+    for is_log in (lambda name: "tfevents" in name, lambda name: name.endswith(".wandb")):
+        files = [file for file in below if is_log(file.name) and file.is_file()]
         folders = sorted({file.parent for file in files})
         if len(folders) > 1 and path not in folders:
             names = ", ".join(shown(folder) for folder in folders[:10])
@@ -166,7 +183,10 @@ def _read(path: Path) -> Source:
     if head.startswith(b":W&B"):
         from stability_lab.tracking.wandb.wandb_tracker import read_offline_run
 
-        rows, notes = read_offline_run(path)
+        try:
+            rows, notes = read_offline_run(path)
+        except ValueError as error:
+            raise ConfigError(f"{shown(path)} cannot be read: {shown(error)}") from error
         return Source(path, "offline W&B run", _table(rows), notes)
     if is_event_file(head):
         rows, notes = read_scalars(path)
@@ -180,10 +200,16 @@ def _read(path: Path) -> Source:
     if text[0] in "{[" and _is_json(text):
         return _json(path, encoding)
     if (kind := recognised(path, encoding)) is not None:
-        return Source(path, kind.name, _table(printed_rows(path, encoding, kind)), [])
+        notes = [] if kind.note is None else [kind.note]
+        return Source(path, kind.name, _table(printed_rows(path, encoding, kind)), notes)
     if text[0] in "{[":
         return _json(path, encoding)
-    return _chart(path, *read_table(path, encoding))
+    if (read := read_table(path, encoding)) is None:
+        begin = shown(text.splitlines()[0][:_BEGIN])
+        raise ConfigError(
+            f"{shown(path)} is no table and no printed log of a known form, it begins {begin!r}: give {KNOWN}"
+        )
+    return _chart(path, *read)
 
 
 def _is_json(text: str) -> bool:
@@ -196,6 +222,11 @@ def _is_json(text: str) -> bool:
 
 
 def _chart(path: Path, table: pd.DataFrame, notes: list[str]) -> Source:
+    if _RUNS_OF_WANDB.issubset(table.columns):
+        raise ConfigError(
+            f"{shown(path)} is the table of runs of a W&B project, one row a run, and no history: export a chart or "
+            "give the run's folder"
+        )
     if set(table.columns) != {"Wall time", "Step", "Value"}:
         return Source(path, "CSV", table, notes)
     # Its one series is named in the name that TensorBoard gives the file, `run-RUN-tag-TAG.csv`.
@@ -212,25 +243,34 @@ def _json(path: Path, encoding: str) -> Source:
         note = "transformers leaves NaN and infinite losses out of its log unless logging_nan_inf_filter=False."
         return Source(path, TRAINER_STATE, _table(whole["log_history"]), [note])
     if isinstance(whole, dict) and (columns := _by_column(whole)) is not None:
-        return Source(path, "JSON by column", columns)
+        return Source(path, "JSON by column", *columns)
+    if isinstance(whole, list) and whole and all(isinstance(row, list) for row in whole):
+        names, note = names_of(list(map(str, whole[0])))
+        return Source(path, "JSON", _table(dict(zip(names, row, strict=False)) for row in whole), [note])
     return Source(path, _own(path, "JSON"), _table(whole if isinstance(whole, list) else [whole]))
 
 
-def _by_column(whole: dict[str, Any]) -> pd.DataFrame | None:
+def _by_column(whole: dict[str, Any]) -> tuple[pd.DataFrame, list[str]] | None:
     """A table of lists of one length, or of values by their step: dumps of pandas, golden values of Megatron."""
     if whole and all(isinstance(value, list) for value in whole.values()):
-        same = len({len(value) for value in whole.values()}) == 1
-        return (
-            _table(dict(zip(whole, cells, strict=True)) for cells in zip(*whole.values(), strict=True))
-            if same
-            else None
-        )
+        if len({len(value) for value in whole.values()}) > 1:
+            return None
+        rows = zip(*whole.values(), strict=True)
+        return _table(dict(zip(whole, cells, strict=True)) for cells in rows), []
     values = {k: v.get("values", v) if isinstance(v, dict) else None for k, v in whole.items()}
     if not values or not all(isinstance(v, dict) and v and all(map(str.isdigit, v)) for v in values.values()):
         return None
     steps = sorted({int(step) for column in values.values() for step in column or ()})
     named = {name: column for name, column in values.items() if column}
-    return _table({"step": step} | {k: v[str(step)] for k, v in named.items() if str(step) in v} for step in steps)
+    table = _table({"step": step} | {k: v[str(step)] for k, v in named.items() if str(step) in v} for step in steps)
+    # Golden values go on to the last step that was planned. No divergence makes a time or a size of memory NaN.
+    machine = [name for name in named if re.search("mem|time", name)]
+    ran = np.any([table[name].map(lambda cell: str(cell).lower() != "nan") for name in machine], axis=0)
+    end = int(np.flatnonzero(ran).max(initial=-1)) + 1 if machine else len(table)
+    note = (
+        f"The last {len(table) - end:,} rows are left out: {' and '.join(machine)} say that these steps were not run."
+    )
+    return table.iloc[:end], [note] if end < len(table) else []
 
 
 def _json_lines(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]]:
@@ -286,7 +326,7 @@ def _parquet(path: Path) -> tuple[pd.DataFrame, list[str]]:
         plain = [f.name for f in schema if not pa.types.is_nested(f.type) and not pa.types.is_binary(f.type)]
         read = file.read(columns=plain)
     except pa.ArrowException as error:
-        raise ValueError(str(error)) from error
+        raise ConfigError(f"{shown(path)} cannot be read: it is a damaged or unfinished Parquet file") from error
     table = read.to_pandas(ignore_metadata=True)
     for name in plain:
         if pa.types.is_floating(read[name].type):

@@ -210,9 +210,10 @@ def _counts_epochs(source: Source, rows: Rows, begins: Sequence[int]) -> bool:
 def _begins_anew(values: NDArray[np.float64], at: int) -> bool | None:
     """Whether the values from position `at` on are nearer to those at the begin of the log than to those before it.
 
-    None where they are not twice as near to one of the two.
+    None where they are not twice as near to one of the two. All three are medians of as many values.
     """
-    new, end, begin = first_level(values[at:]), first_level(values[:at][::-1]), first_level(values)
+    n = max(1, min(5, at // 4, (values.size - at) // 4))
+    new, end, begin = (float(np.median(part)) for part in (values[at : at + n], values[at - n : at], values[:n]))
     if not np.isfinite(end):
         return True
     to_begin, to_end = abs(new - begin), abs(new - end)

@@ -67,6 +67,9 @@ def timeline(source: Source, signals: Sequence[str], asked: str | None = None) -
     rows = np.flatnonzero(rows_with(source, signals))
     notes: list[str] = []
     column = step_column(source, rows, asked, notes)
+    if column is None and (epoch := epochs(source, rows)) is not None and (np.diff(epoch) > 0).all():
+        notes.append("There is one row an epoch and no step column: a step is an epoch here.")
+        return Timeline(None, rows, epoch.astype(np.int64), notes, all_rows=rows.size)
     if column is None:
         notes.append("No step column was found: rows are counted as steps (--step COLUMN names one).")
         return Timeline(None, rows, np.arange(1, rows.size + 1), notes, all_rows=rows.size)

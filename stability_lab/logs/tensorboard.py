@@ -18,7 +18,7 @@ def read_scalars(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each run of events of the same step (`step` and the tags that it logged), and what is to be said.
 
     A last record that its writer did not finish is left out, and so are zeros at the end, which a file system leaves
-    behind. ValueError where the file is damaged before its end, ConfigError where TensorBoard is missing.
+    behind. ConfigError where the file is damaged before its end, or TensorBoard is missing.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -58,12 +58,12 @@ def read_scalars(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _damage(path: Path, end: int, n_rows: int, cut: bool) -> str:
-    """What is said of bytes after the last whole record; ValueError where they are no end of a file."""
+    """What is said of bytes after the last whole record; ConfigError where they are no end of a file."""
     with path.open("rb") as file:
         file.seek(end)
         rest = file.read()
     if not any(rest):
         return f"The file ends in {len(rest):,} zero bytes: {n_rows:,} rows were read."
     if not cut:
-        raise ValueError(f"it is damaged at byte {end:,}, after {n_rows:,} rows")
+        raise ConfigError(f"{shown(path)} cannot be read: it is damaged at byte {end:,}, after {n_rows:,} rows")
     return f"The file ends in the middle of a record, which is left out: {n_rows:,} rows were read."

@@ -22,7 +22,7 @@ from stability_lab.logs.columns import (
     nothing_known,
     words_in,
 )
-from stability_lab.logs.sources import TRAINER_STATE, Numbers, Source, read_sources
+from stability_lab.logs.sources import TRAINER_STATE, Numbers, Source, logs_in, read_source
 from stability_lab.logs.splits import (
     NOTHING_ASKED,
     Options,
@@ -112,7 +112,7 @@ def _said(part: TrainingRows) -> list[str]:
 
 def _sources(path: Path, asked: Sequence[str]) -> list[Source]:
     """What `path` holds, one run each; only those that have the columns of just the name that was asked for."""
-    sources = [part for source in read_sources(path) for part in _by_run(source, asked)]
+    sources = [part for log in logs_in(path) for part in _by_run(read_source(log), asked)]
     for name in asked:
         exact = [source for source in sources if name in source.columns]
         if exact and len(sources) > 1:
@@ -161,11 +161,12 @@ def _logs(source: Source, options: Options) -> Iterator[NamedLog]:
 
 
 def _log(part: TrainingRows, signals: dict[str, str], options: Options, notes: list[str]) -> NamedLog:
-    source, columns = part.source, dict(signals)
+    source = part.source
     extra = {
         role: taken[0] for role in NAMES if role not in (*_SIGNALS, "step") and (taken := candidates(source, role))
     }
     own = {role: column for role, column in signals.items() if source.numbers(column).known.any()}
+    columns = dict(own)
     times = timeline(source, list(own.values()), options.step)
     notes += [*_said(part), *_left_out(source, list(own.values())), *times.notes]
     if times.column is not None:
@@ -203,7 +204,8 @@ def _on(
             "--runs-by COLUMN or --split WORD says which belong together"
         )
     if repeated := np.count_nonzero(numbers.known[times.rows]) - np.count_nonzero(found.known):
-        notes.append(f"{shown(column)}: {repeated:,} values had a step that a later one has too, which counts.")
+        many = f"{repeated:,} value{'s' if repeated > 1 else ''}"
+        notes.append(f"{shown(column)}: {many} had a step that a later one has too, which counts.")
     return found
 
 

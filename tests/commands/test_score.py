@@ -20,6 +20,7 @@ from stability_lab.judge.judgement import judge
 from stability_lab.judge.log import Log
 from stability_lab.judge.spikes import DEFINITIONS
 from stability_lab.judge.verdict import Evidence
+from stability_lab.logs import sources
 from stability_lab.tracking.run_files import read_rows
 
 
@@ -300,7 +301,39 @@ def test_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     second = write(tmp_path, *healthy(150, seed=1), name="b.csv")
     assert [block["file"] for block in blocks(capsys, first, second)] == [str(first), str(second)]
     assert table(capsys, first, second).count("verdict   ") == 2
-    assert "no such file" in refusal(capsys, first, tmp_path / "c.csv", second)
+
+
+def test_a_log_that_cannot_be_read_keeps_no_other_from_its_score(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, empty, missing = write(tmp_path, *healthy(150)), tmp_path / "b.csv", tmp_path / "c.csv"
+    empty.write_text("", encoding="utf-8")
+    assert cli.run(["score", str(empty), str(good), str(missing)]) == 2
+    said = capsys.readouterr()
+    assert said.out.count("verdict   stable") == 1
+    assert f"{empty}\n  error     {empty} is empty" in said.out
+    assert f"{missing}\n  error     {missing}: no such file" in said.out
+    assert said.err == "error: 2 of 3 logs cannot be scored: their blocks say why\n"
+    assert cli.run(["score", str(empty), str(good), "--format", "json", "--metric", "loss"]) == 2
+    scored, refused = json.loads(capsys.readouterr().out)
+    assert (scored["file"], refused) == (str(good), {"file": str(empty), "error": f"{empty} is empty"})
+    # One damaged run of a sweep, likewise.
+    for name in ("a", "b"):
+        shutil.copytree(run, tmp_path / "sweep" / name)
+    (tmp_path / "sweep" / "a" / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert cli.run(["score", str(tmp_path / "sweep")]) == 2
+    said = capsys.readouterr()
+    assert f"{tmp_path / 'sweep' / 'a' / 'metrics.jsonl'} is empty" in said.out
+    assert said.out.count("verdict   ") == 1
+
+
+def test_a_folder_that_holds_too_much_is_not_looked_through(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_MOST", 20)
+    for i in range(30):
+        (tmp_path / f"{i}.txt").touch()
+    assert "holds more than 20 files and folders: give the folder of a run" in refusal(capsys, tmp_path)
 
 
 def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,11 +84,62 @@ LIGHTNING = (
     "Epoch 0: 100%|##########| 2/2 [00:02<00:00,  1.00it/s, v_num=0, train_loss=2.250]\n"
     "Epoch 1:  50%|#####     | 1/2 [00:01<00:01,  1.00it/s, v_num=0, train_loss=2.000]\n"
 )
+BUILD_NANOGPT = """0 val 10.9
+0 hella 0.25
+0 train 10.902
+1 train 10.85
+2 train nan
+"""
+BUILD_NANOGPT_STDOUT = """total desired batch size: 524288
+validation loss: 10.9
+HellaSwag accuracy: 25/100=0.25
+step     0 | loss: 10.902000 | lr 8.3916e-07 | norm: 6.5682 | dt: 10578.11ms | tok/sec: 49563.48
+step     1 | loss: 10.850000 | lr 1.6783e-06 | norm: 6.4197 | dt: 153.67ms | tok/sec: 3411850.98
+"""
+BIGRAM = """0.2 M parameters
+step 0: train loss 4.4, val loss 4.5
+step 100: train loss 2.65, val loss 2.67
+"""
+OWN_LOOP = """INFO:__main__:Epoch 0 | Step    0/3 | Loss: 8.9 | PPL: 7594.22 | LR: 3.27e-05 | Grad: 20.5 | Time: 1.073s
+INFO:__main__:Epoch 0 | Step    2/3 | Loss: 8.2 | PPL: 4455.51 | LR: 5.97e-05 | Grad: 25.5 | Time: 0.507s
+INFO:__main__:Validation loss: 8.0
+INFO:__main__:Epoch 1 | Step    0/3 | Loss: 7.5 | PPL: 1900.00 | LR: 6.00e-05 | Grad: 2.5 | Time: 0.507s
+INFO:__main__:Epoch 1 | Step    2/3 | Loss: 7.1 | PPL: 1300.00 | LR: 6.00e-05 | Grad: 1.5 | Time: 0.507s
+"""
+FAIRSEQ = """2021-03-08 12:31:36 | INFO | train_inner | {"epoch": 1, "update": 0.1, "loss": "16.0", "num_updates": "100", "lr": "2e-05", "gnorm": "20.5"}
+2021-03-08 12:31:37 | INFO | valid | {"epoch": 1, "valid_loss": "15.5", "valid_num_updates": "100"}
+2021-03-08 12:32:33 | INFO | train_inner | {"epoch": 1, "update": 0.2, "loss": "15.0", "num_updates": "200", "lr": "4e-05", "gnorm": "19.5"}
+"""
+FAIRSEQ_WORDS = """2025-10-15 11:33:32 | INFO | train_inner | epoch 001:    100 / 487 loss=16, nll_loss=15, ppl=65536, wps=100, num_updates=100, lr=2e-05, gnorm=20.5
+2025-10-15 11:33:52 | INFO | train_inner | epoch 001:    200 / 487 loss=15, nll_loss=14, ppl=32768, wps=100, num_updates=200, lr=4e-05, gnorm=19.5
+"""
+OLMO = """[2024-04-17 09:42:26] INFO     [olmo.train:816, rank=0] [step=1/739328]
+    optim/total_grad_norm=7.5
+    train/CrossEntropyLoss=11.25
+    train/Perplexity=76,879
+    throughput/total_tokens=4,194,304
+[2024-04-17 09:42:36] INFO     [olmo.train:816, rank=0] [step=2/739328]
+    optim/total_grad_norm=7.0
+    train/CrossEntropyLoss=11.0
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "steps", "values"),
     [
+        (BUILD_NANOGPT, "build-nanogpt", [0, 1, 2], [10.902, 10.85, math.nan]),
+        (BUILD_NANOGPT_STDOUT, "steps and losses", [0, 1], [10.902, 10.85]),
+        (BIGRAM, "steps and losses", [0, 100], [4.4, 2.65]),
+        (OWN_LOOP, "steps and losses", [0, 2, 4, 6], [8.9, 8.2, 7.5, 7.1]),
+        (
+            "Iteration 5: train_loss = 2.5 (best loss 2.4)\nIteration 6: train_loss = inf\nIteration 7: train_loss = NaN\n",
+            "steps and losses",
+            [5, 6, 7],
+            [2.5, math.inf, math.nan],
+        ),
+        (FAIRSEQ, "fairseq", [100, 200], [16 * math.log(2), 15 * math.log(2)]),
+        (FAIRSEQ_WORDS, "fairseq", [100, 200], [16 * math.log(2), 15 * math.log(2)]),
+        (OLMO, "OLMo", [1, 2], [11.25, 11.0]),
         (NANOGPT, "nanoGPT", [0, 10, 20], [4.2654, 3.1456, math.nan]),
         (LLM_C, "log of llm.c", [1, 2, 3], [11.0091, 10.9, 10.5]),
         (LLM_C_STDOUT, "printed log of llm.c", [1, 2], [11.009165, 10.95]),
@@ -115,6 +166,63 @@ def test_their_gradient_norms_and_rates(tmp_path: Path) -> None:
     assert norms(read(tmp_path, MEGATRON)) == pytest.approx([3.2, 3.1, math.nan], nan_ok=True)
     assert norms(read(tmp_path, TITAN)) == [3.1, 2.9]
     assert norms(read(tmp_path, TRANSFORMERS)) == pytest.approx([1.5, math.nan], nan_ok=True)
+    assert norms(read(tmp_path, BUILD_NANOGPT_STDOUT)) == [6.5682, 6.4197]
+    assert norms(read(tmp_path, OWN_LOOP)) == [20.5, 25.5, 2.5, 1.5]
+    assert norms(read(tmp_path, FAIRSEQ)) == norms(read(tmp_path, FAIRSEQ_WORDS)) == [20.5, 19.5]
+    olmo = read(tmp_path, OLMO)
+    assert norms(olmo) == [7.5, 7.0]
+    assert olmo.log.tokens is not None
+    assert olmo.log.tokens[0] == 4194304
+
+
+def test_a_rate_that_was_rounded_to_0_is_unknown(tmp_path: Path) -> None:
+    lines = "".join(f"s:{i} trl:{3 - 0.01 * i} lr:{'0.000001' if i < 5 else '0.000000'} norm:1.0\n" for i in range(10))
+    log = read(tmp_path, lines)
+    assert log.log.lr is not None
+    assert log.log.lr[:5].tolist() == [1e-6] * 5
+    assert all(math.isnan(rate) for rate in log.log.lr[5:])
+
+
+def test_skipped_iterations_among_those_of_a_line_of_megatron(tmp_path: Path) -> None:
+    """Every tenth line has the mean of the iterations that were not skipped; where all were, it has none."""
+    line = " iteration {:8d}/     100 | learning rate: 1.0E-04 |{} loss scale: 8.0 | number of skipped iterations: {:3d} | number of nan iterations:   0 |\n"
+    text = (
+        line.format(10, "", 10) + line.format(20, " lm loss: 1.05E+01 |", 8) + line.format(30, " lm loss: 9.5E+00 |", 0)
+    )
+    log = read(tmp_path, text)
+    assert log.log.step.tolist() == [20, 30]
+    assert log.log.skipped is None
+    with pytest.raises(ConfigError, match="has no loss: all 1 steps in it were skipped"):
+        read(tmp_path, line.format(1, "", 1))
+
+
+def test_a_log_with_validation_losses_alone_says_so(tmp_path: Path) -> None:
+    for text in ("step:0/10 val_loss:10.8 train_time:0ms\nstep:1/10 train_time:9ms\n", "s:0 tel:10.9\ns:250 tel:6.3\n"):
+        with pytest.raises(ConfigError, match="has no training loss, only val_loss: --loss val_loss judges that"):
+            read(tmp_path, text)
+
+
+PROGRAM = """Traceback (most recent call last):
+  File "train.py", line 1, in <module>
+    import torch
+ModuleNotFoundError: No module named 'torch'
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROGRAM,
+        "nohup: ignoring input\nEpoch 1\nEpoch 2, done\nbye\n",
+        "Hello, this is a log\nof nothing, really\nat all\n",
+        '"an open quote, and no end\n' + "a,b\n" * 5,
+        "***\n***\nall is well\n",
+    ],
+)
+def test_what_is_no_log_says_how_it_begins(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no table and no printed log of a known form, it begins '") as caught:
+        read(tmp_path, text)
+    assert text.splitlines()[0] in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +259,40 @@ def test_json_by_column(whole: object, steps: list[int], values: list[float], tm
     log = read(tmp_path, json.dumps(whole), "golden.json")
     assert log.log.step.tolist() == steps
     assert losses(log) == pytest.approx(values, nan_ok=True)
+
+
+def test_rows_of_a_json_list_without_names(tmp_path: Path) -> None:
+    log = read(tmp_path, json.dumps([[200, 5.9], [400, 5.4]]))
+    assert log.log.step.tolist() == [200, 400]
+    assert losses(log) == [5.9, 5.4]
+    with pytest.raises(ConfigError, match="its columns are column 1, column 2, column 3"):
+        read(tmp_path, json.dumps([[200, 5.9, 6.0], [400, 5.4, 5.5]]))
+
+
+def test_steps_that_golden_values_only_plan_are_no_divergence(tmp_path: Path) -> None:
+    """Metrics of the machine are NaN too where there was no step; a loss alone that is NaN is a divergence."""
+    loss = {"1": 12.0, "2": 11.0, "3": "nan", "4": "nan"}
+    memory = {"1": 5e9, "2": 5e9, "3": "nan", "4": "nan"}
+    planned = {"lm loss": {"values": loss}, "mem-allocated-bytes": {"values": memory}}
+    log = read(tmp_path, json.dumps(planned))
+    assert log.log.step.tolist() == [1, 2]
+    assert any(note.startswith("The last 2 rows are left out: mem-allocated-bytes") for note in log.notes)
+    ran = planned | {"mem-allocated-bytes": {"values": dict.fromkeys(loss, 5e9)}}
+    assert losses(read(tmp_path, json.dumps(ran))) == pytest.approx([12.0, 11.0, math.nan, math.nan], nan_ok=True)
+    norms_too = {"lm loss": {"values": loss}, "grad-norm": {"values": loss}}
+    assert len(read(tmp_path, json.dumps(norms_too)).log) == 4
+
+
+def test_the_table_of_runs_of_a_wandb_project_is_no_log(tmp_path: Path) -> None:
+    text = "Name,State,Created,Runtime,seed,loss\na,finished,2026-01-01,7,1,2.5\nb,finished,2026-01-01,7,2,2.4\n"
+    with pytest.raises(ConfigError, match="is the table of runs of a W&B project, one row a run, and no history"):
+        read(tmp_path, text, "wandb_export.csv")
+
+
+def test_one_row_an_epoch(tmp_path: Path) -> None:
+    log = read(tmp_path, "epoch,loss,val_loss\n0,2.5,2.6\n1,2.25,2.4\n2,2.0,2.3\n")
+    assert log.log.step.tolist() == [0, 1, 2]
+    assert any("a step is an epoch here" in note for note in log.notes)
 
 
 @pytest.mark.parametrize("name", ["current_steps", "time/batch", "trainer/batch_idx"])

@@ -335,7 +335,7 @@ def test_rows_in_no_order_are_sorted(tmp_path: Path) -> None:
 def test_of_several_values_a_step_the_last_counts(tmp_path: Path) -> None:
     steps, values, notes = steps_and_values(tmp_path, [1, 1, 2, 3])
     assert (steps, values) == ([1, 2, 3], [1, 2, 3])
-    assert notes == ["loss: 1 values had a step that a later one has too, which counts."]
+    assert notes == ["loss: 1 value had a step that a later one has too, which counts."]
     with pytest.raises(ConfigError, match="3 of 3 steps have several values of loss: --runs-by"):
         steps_and_values(tmp_path, [1, 1, 2, 2, 3, 3])
 
