@@ -188,17 +188,25 @@ def begins_anew(steps: NDArray[Any], at: Any) -> Any:
 
 def begins_in_no_order(steps: NDArray[Any]) -> bool:
     """Whether steps fall back so often that it is no resume, restart or epoch."""
-    return int(np.count_nonzero(np.diff(steps) < 0)) > max(2, steps.size // 10)
+    back = np.flatnonzero(np.diff(steps) < 0) + 1
+    elsewhere = np.count_nonzero(~begins_anew(steps, back)) if back.size else 0
+    return int(elsewhere) > max(2, steps.size // 10) or back.size > max(2, steps.size // 3)
 
 
-def epochs(source: Source, rows: Rows) -> NDArray[np.float64] | None:
-    """The epoch of each row, where a column says it."""
+def epoch_column(source: Source, rows: Rows) -> str | None:
+    """The column that numbers the epoch of each row, if there is one."""
     for column in source.columns:
         if _name(column) == "epoch":
             values, known = source.numbers(column)
             if known[rows].all() and np.array_equal(values[rows], np.floor(values[rows])):
-                return values[rows]
+                return column
     return None
+
+
+def epochs(source: Source, rows: Rows) -> NDArray[np.float64] | None:
+    """The epoch of each row, where a column says it."""
+    column = epoch_column(source, rows)
+    return None if column is None else source.numbers(column).value[rows]
 
 
 def _counts_epochs(source: Source, rows: Rows, begins: Sequence[int]) -> bool:

@@ -13,7 +13,7 @@ from stability_lab.config import ConfigError
 from stability_lab.judge.log import stride_of
 from stability_lab.logs.columns import asked_for, candidates
 from stability_lab.logs.sources import Numbers, Source
-from stability_lab.logs.splits import begins_anew, begins_in_no_order, epochs, first_level, rows_with
+from stability_lab.logs.splits import begins_anew, begins_in_no_order, epoch_column, epochs, first_level, rows_with
 from stability_lab.text import shown
 
 Steps = NDArray[np.int64]
@@ -67,9 +67,6 @@ def timeline(source: Source, signals: Sequence[str], asked: str | None = None) -
     rows = np.flatnonzero(rows_with(source, signals))
     notes: list[str] = []
     column = step_column(source, rows, asked, notes)
-    if column is None and (epoch := epochs(source, rows)) is not None and (np.diff(epoch) > 0).all():
-        notes.append("There is one row an epoch and no step column: a step is an epoch here.")
-        return Timeline(None, rows, epoch.astype(np.int64), notes, all_rows=rows.size)
     if column is None:
         notes.append("No step column was found: rows are counted as steps (--step COLUMN names one).")
         return Timeline(None, rows, np.arange(1, rows.size + 1), notes, all_rows=rows.size)
@@ -95,7 +92,7 @@ def timeline(source: Source, signals: Sequence[str], asked: str | None = None) -
 def step_column(source: Source, rows: NDArray[np.intp], asked: str | None, notes: list[str]) -> str | None:
     """The named column, or the first known one that has a value in half of the rows and does not stand still.
 
-    One that goes through is better than one that begins anew each epoch.
+    One that goes through is better than one that begins anew each epoch; the epoch itself is the last resort.
     """
     columns = candidates(source, "step") if asked is None else [asked_for(source, "step", asked)]
     usable: dict[str, NDArray[np.float64]] = {}
@@ -110,6 +107,10 @@ def step_column(source: Source, rows: NDArray[np.intp], asked: str | None, notes
             notes.append(f"The column {shown(column)} is {steps[0]:g} throughout and no step.")
         elif steps.size and 2 * steps.size >= rows.size:
             usable[column] = steps
+    epoch = epoch_column(source, rows)
+    if not usable and epoch is not None and np.diff(source.numbers(epoch).value[rows]).all():
+        notes.append(f"There is no step column but one row an {shown(epoch)}: a step is an epoch here.")
+        return epoch
     through = (column for column, steps in usable.items() if not (np.diff(steps) < 0).any())
     return next(through, next(iter(usable), None))
 

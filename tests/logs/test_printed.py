@@ -293,6 +293,10 @@ def test_one_row_an_epoch(tmp_path: Path) -> None:
     log = read(tmp_path, "epoch,loss,val_loss\n0,2.5,2.6\n1,2.25,2.4\n2,2.0,2.3\n")
     assert log.log.step.tolist() == [0, 1, 2]
     assert any("a step is an epoch here" in note for note in log.notes)
+    # Keras appends the next training to the same file.
+    again = "epoch,loss\n" + "".join(f"{i},{3 - 0.1 * i}\n" for _ in range(2) for i in range(12))
+    (tmp_path / "again.csv").write_text(again, encoding="utf-8")
+    assert [log.log.step.tolist() for log in read_logs(tmp_path / "again.csv")] == [list(range(12))] * 2
 
 
 @pytest.mark.parametrize("name", ["current_steps", "time/batch", "trainer/batch_idx"])
