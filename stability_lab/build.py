@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import sys
 
 import torch
 
@@ -95,7 +98,7 @@ def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams, mark: D
 def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     """Build everything that can be built without memory, time or files; ConfigError where something is wrong.
 
-    `must_fit`: the run is to be trained here, so what this device cannot hold by far is refused too.
+    `must_fit`: the run is to be trained here, so what this device cannot hold by far, or not compile, is refused too.
     """
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
@@ -109,6 +112,7 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     data = load_data(config)
     if must_fit:
         _check_size(config, config.model.vocab_size or data.vocab_size, optimizer.state_bytes)
+        _check_compiler(config)
     with torch.device("meta"):
         try:
             build_model(config, data.vocab_size, seams, document_mark(config, data))
@@ -153,6 +157,17 @@ def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:
             gib = needed / 2**30
             shown = f"{gib:,.0f}" if gib < 1e6 else f"{gib:.1e}"
             raise ConfigError(f"{keys}: {what} need {shown} GiB or more, and this device has {memory / 2**30:,.0f} GiB")
+
+
+def _check_compiler(config: TrainConfig) -> None:
+    """ConfigError where torch.compile would find no C++ compiler for the CPU; it looks in the same places."""
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    wanted = config.trainer.compile != "off" and device_of(config).type == "cpu"
+    if wanted and shutil.which(name) is None and "TORCH_INDUCTOR_INSTALL_GXX" not in os.environ:
+        raise ConfigError(
+            f"trainer.compile={config.trainer.compile}: needs a C++ compiler, and there is no {name} here: install it, "
+            "name another one by the environment variable CXX, or set trainer.compile=off"
+        )
 
 
 def build_step(config: TrainConfig, model: GPT) -> TrainStep:

@@ -88,10 +88,14 @@ def _run(argv: Sequence[str]) -> int:
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"{command} is not a command: {did_you_mean(command, COMMANDS)}")
-    module = importlib.import_module(f"stability_lab.commands.{command}")
     packages, rest = _packages(arguments) if command in _BUILDERS else ([], arguments)
-    with allowing(packages):
-        return module.main(rest)
+    try:
+        with allowing(packages):
+            return importlib.import_module(f"stability_lab.commands.{command}").main(rest)
+    except ModuleNotFoundError as error:
+        if error.name != "fcntl":  # with which folders of runs are locked
+            raise
+        raise ConfigError(f"{command} works on Linux and macOS, and on Windows inside WSL: here is no fcntl") from error
 
 
 def _packages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

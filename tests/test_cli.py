@@ -269,3 +269,15 @@ def test_what_must_not_be_read_is_one_sentence(run_command, monkeypatch) -> None
     monkeypatch.setattr("stability_lab.commands.reproduce.main", refuse)
     shown = run_command("reproduce", "textbook")
     assert (shown.code, shown.err) == (2, "error: outputs/reproduction: Permission denied\n")
+
+
+@pytest.mark.parametrize("command", ["train", "runs", "data"])
+def test_a_system_without_fcntl_gets_a_sentence(command: str) -> None:
+    """Windows. A process of its own, for here the modules that need it are imported already."""
+    script = (
+        "import sys; sys.modules['fcntl'] = None\n"
+        "from stability_lab.cli import main; main([sys.argv[1], *['inspect'] * (sys.argv[1] == 'data'), '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {command} works on Linux and macOS, and on Windows inside WSL: here is no fcntl\n"

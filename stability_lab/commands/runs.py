@@ -13,7 +13,7 @@ from stability_lab.compare.tables import markdown_table, words_for_nonfinite
 from stability_lab.config import Parser
 from stability_lab.text import MISSING, Table, shown, text_table
 
-STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
+STATUSES = ("running", "completed", "diverged", "failed", "interrupted", "killed")
 _FORMATS = {"lr": "g", "val/loss": ".4f", "largest attn logit": ",.4g", "tokens/s": ",.0f"}
 
 

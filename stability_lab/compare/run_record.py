@@ -16,6 +16,7 @@ import yaml
 
 from stability_lab.config import ConfigError, by_value, in_fingerprint, typed
 from stability_lab.disk.files import open_file, other_kind, read_text, why_unreadable
+from stability_lab.disk.lock import abandoned
 from stability_lab.judge.divergence import ABOVE_NATS
 from stability_lab.text import flatten, number, shown
 
@@ -176,7 +177,10 @@ def of_seeds(runs: Sequence[RunRecord], seeds: Collection[int]) -> list[RunRecor
 
 
 def read_run(path: Path) -> RunRecord:
-    """The run in `path`; ConfigError where one of its files is missing or cannot be read."""
+    """The run in `path`; ConfigError where one of its files is missing or cannot be read.
+
+    One whose process died before it could say how the run ended, by SIGKILL say, has the status `killed`.
+    """
     config = _parsed(path / "config.yaml", lambda text: yaml.load(text, Loader=_Loader))
     summary = _parsed(path / "summary.json", json.loads)
     manifest = _parsed(path / "manifest.json", json.loads) if (path / "manifest.json").exists() else {}
@@ -186,6 +190,8 @@ def read_run(path: Path) -> RunRecord:
     for name, content in {"config.yaml": config, "manifest.json": manifest, "summary.json": summary}.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{shown(path / name)} is not the one of a run: it holds {type(content).__name__}")
+    if summary.get("status") == "running" and abandoned(path):
+        summary["status"] = "killed"
     return RunRecord(path, typed(config), manifest, summary)
 
 

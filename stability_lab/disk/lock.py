@@ -71,6 +71,24 @@ def acquire(folder: Path) -> Lock:
     return Lock(folder, descriptor)
 
 
+def abandoned(folder: Path) -> bool:
+    """Whether a process of this machine died while it held the lock: its file is there, and nobody has it locked.
+
+    Of another machine's process nothing is known, for not every network file system shares its locks.
+    """
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return json.loads(os.pread(descriptor, 1000, 0))["host"] == socket.gethostname()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _is_current(path: Path, descriptor: int) -> bool:
     """Whether the locked file still stands at its path; its last holder may have removed it in the meantime."""
     try:

@@ -162,6 +162,9 @@ class Job:
             reason = str(error)
             _log.error("failed: %s; the checkpoints before it and metrics.jsonl are as they were", error)
         except Exception as error:
+            if self.stop.reason is not None and "CppCompileError" in f"{type(error).__name__} {error}":
+                # A signal to the whole process group has ended the compiler too.
+                return self._finish("interrupted", self.stop.reason, STOP_CODES[self.stop.reason])
             reason = _what_failed(error, config)
             _log.error("failed: %s (traceback in %s)", reason, path / "train.log")
             _log.debug("traceback", exc_info=error)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 from stability_lab.compare.run_record import find_runs
 from stability_lab.config import ConfigError
+from stability_lab.disk.lock import acquire
 
 
 def test_runs_are_found_at_and_below_a_folder_once(make_run, tmp_path: Path) -> None:
@@ -107,3 +111,22 @@ def test_a_value_that_is_no_number_is_none(make_run, tmp_path: Path) -> None:
 def test_names_of_strangers_are_shown_without_control_characters(make_run, tmp_path: Path) -> None:
     make_run("a\x1b[31mred")
     assert find_runs([tmp_path])[0][0].name == "a\\x1b[31mred"
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV"])
+def test_a_run_that_died_by_a_signal_is_called_killed(make_run, run_command, tmp_path: Path, how: str) -> None:
+    folder = make_run("a")
+    (folder / "summary.json").write_text('{"status": "running"}', encoding="utf-8")
+    assert find_runs([tmp_path])[0][0].status == "running"  # of a loop of one's own, which locks nothing
+    script = (
+        "import os, pathlib, signal, sys; from stability_lab.disk.lock import acquire\n"
+        "lock = acquire(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), signal.Signals[sys.argv[2]])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder), how], timeout=60)
+    assert done.returncode == -signal.Signals[how]
+    assert find_runs([tmp_path])[0][0].status == "killed"
+    shown = run_command("runs", str(tmp_path), "--status", "killed")
+    assert shown.out.startswith("1 of 1 runs: 1 killed")
+    lock = acquire(folder)  # it goes on
+    assert find_runs([tmp_path])[0][0].status == "running"
+    lock.release()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stability_lab.disk.lock import LOCK, Held, acquire
+from stability_lab.disk.lock import LOCK, Held, abandoned, acquire
 
 
 def test_the_holder_is_named_and_the_file_goes_with_the_lock(tmp_path: Path) -> None:
@@ -36,8 +36,11 @@ def test_another_process_holds_it_until_it_is_killed(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(Held, match=f"process {holder.pid} on "):
             acquire(tmp_path)
+        assert not abandoned(tmp_path)
         holder.kill()
     assert (tmp_path / LOCK).exists()
+    assert abandoned(tmp_path)
+    assert abandoned(tmp_path)
     acquire(tmp_path).release()
 
 
@@ -80,3 +83,10 @@ def test_words_of_a_holder_cannot_steer_the_terminal(tmp_path: Path) -> None:
             acquire(tmp_path)
         assert str(held.value) == shown
     lock.release()
+
+
+@pytest.mark.parametrize("content", ['{"pid": 7, "host": "another", "since": "now"}', "", "[]", None])
+def test_a_lock_of_another_machine_or_of_nobody_is_not_called_abandoned(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / LOCK).write_text(content, encoding="utf-8")
+    assert not abandoned(tmp_path)

@@ -102,6 +102,23 @@ def test_what_no_machine_can_hold_is_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("how", ["block", "full"])
+@pytest.mark.parametrize("variable", ["PATH", "CXX"])
+def test_no_compiler_is_said_before_anything_is_made(
+    how: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "empty"))
+    assert cli.run([*TINY, f"trainer.compile={how}"]) == 2
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"error: trainer.compile={how}: needs a C++ compiler")
+    assert line.endswith("or set trainer.compile=off")
+    assert shown.out == ""
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_an_interval_beyond_the_run_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

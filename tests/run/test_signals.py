@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch._inductor.exc import CppCompileError
 
 from stability_lab.run.signals import Interruption, Terminated, interruption
 from stability_lab.tracking.run_files import read_rows
@@ -131,6 +132,27 @@ def test_once_before_the_first_step_stops_at_once(here: Path, tiny_overrides, ru
         "exit_code": 143,
         "ended_by": "SIGTERM",
     }
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 1)])
+def test_a_compiler_that_the_same_signal_ended(
+    here: Path, tiny_overrides, run_command, monkeypatch, number: signal.Signals | None, code: int, wrapped: bool
+) -> None:
+    """A signal to the process group reaches g++ too, and torch calls that an error."""
+    error = CppCompileError(["g++", "a.cpp"], "g++: fatal error: Terminated signal terminated program cc1plus")
+
+    def compiling() -> None:
+        if number is not None:
+            os.kill(os.getpid(), number)
+        raise RuntimeError(f"{type(error).__name__}: {error}") if wrapped else error
+
+    with monkeypatch.context() as patch:
+        at_step(3, compiling, patch)
+        shown = run_command("train", *tiny_overrides, *LONG)
+    run = here / "outputs" / "runs" / "a"
+    assert (shown.code, summary(run)["status"]) == (code, "interrupted" if number else "failed")
+    assert checkpoint_step(run) == 2
 
 
 @pytest.mark.slow
