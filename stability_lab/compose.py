@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from stability_lab.config import ConfigError, Parser, TrainConfig, config_dir, from_plain, typed
-from stability_lab.config.words import check_dashes, literal, quoted
+from stability_lab.config.words import check_dashes, hint_of_data, literal, quoted
 from stability_lab.plugins.search_path import register
 from stability_lab.plugins.trust import config_folders
 from stability_lab.text import did_you_mean
@@ -318,8 +318,8 @@ def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]
             if not isinstance(value, Glob) and str(value) not in groups[key]:
                 shown = "null" if value is None else value
                 hint = did_you_mean(str(shown), groups[key])
-                if key == "data" and Path(str(shown)).exists():
-                    hint = f"to train on this text, write data=text data.path={shown}"
+                if key == "data":
+                    hint = hint_of_data(str(shown), hint)
                 raise ConfigError(f"{key}={shown} is not an option: {hint}")
 
 

@@ -253,6 +253,11 @@ def test_a_sweep_over_quoted_values() -> None:
         (["max_steps=10"], "max_steps is not a key of the configuration: did you mean trainer.max_steps?"),
         (["steps=100"], "did you mean schedule.warmup_steps or trainer.grad_accum_steps or trainer.max_steps?"),
         (["batch_size=8"], "did you mean trainer.micro_batch_size?"),
+        (["learning_rate=1"], "learning_rate is not a key of the configuration: did you mean optimizer.lr?"),
+        (["iters=100"], "iters is not a key of the configuration: did you mean trainer.max_steps?"),
+        (["path=book.txt"], "path is not a key of the configuration: did you mean data.path?"),
+        (["weight_decay=0"], "did you mean optimizer.weight_decay?"),
+        (["model.path=x"], "model.path is not a key of the configuration: "),
         (["trainer.n_layers=2"], "did you mean model.n_layers?"),
         (["zzz=3"], "known are data, data_seed, debug, "),
         (["+sed=3"], "sed is not a key of the configuration: did you mean seed?"),
@@ -282,6 +287,18 @@ def test_a_file_for_an_option_of_data_is_a_path(tmp_path: Path) -> None:
     assert "is not an option: known are" in refusal(f"data={book}")
     book.touch()
     assert refusal(f"data={book}").endswith(f"to train on this text, write data=text data.path={book}")
+
+
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [
+        ("no book.jsonl", "data=text 'data.path=no book.jsonl'"),
+        ("~/no/train.bin", "data=tokens 'data.path=~/no/train.bin'"),
+        ("é (1).txt", "data=text 'data.path=é (1).txt'"),
+    ],
+)
+def test_what_may_be_a_file_gets_the_right_words_too(value: str, right: str) -> None:
+    assert refusal(f"data={value}").endswith(f"; for a file, write {right}")
 
 
 def test_an_interpolation_that_leads_nowhere_names_its_key() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tokenizers import Tokenizer
@@ -92,16 +93,17 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.setattr(hub, "commit_of", lambda name, revision: revision)
     monkeypatch.setattr(hf_tokenizer, "_fetch", lambda name, revision: some_tokenizer())
     (tmp_path / "tokenizer.json").write_text(some_tokenizer(), encoding="utf-8")
-    # UTF-8 with enough different words to learn a vocabulary from; and, as uint16, ids of the byte tokenizer.
+    # Enough different words to learn a vocabulary from; and ids of the byte tokenizer.
     text = "".join(f"line {n:x} of {n * n} bottles\n" for n in range(20_000))
     (tmp_path / "text").write_text(text, encoding="utf-8")
-    (tmp_path / "text_and_ids").write_text(text, encoding="utf-16-le")
+    np.save(tmp_path / "ids.npy", np.frombuffer(text.encode(), np.uint8))
     return {
-        "data.path": tmp_path / "text_and_ids",
+        "data.path": tmp_path / "text",
         "data.name": "owner/dataset",
         "tokenizer.path": tmp_path / "tokenizer.json",
         "tokenizer.name": "owner/model",
         "text": tmp_path / "text",
+        "ids": tmp_path / "ids.npy",
         "model": "gpt_nano",
     }
 
@@ -111,7 +113,7 @@ def test_every_option_composes_and_builds(
     option: str, given: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, name = option.split("/")
-    extra = required(option, given)
+    extra = required(option, {**given, "data.path": given["ids"]} if option == "data/tokens" else given)
     if group in ("data", "tokenizer"):
         extra += ["model.seq_len=16"]
     else:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         "data=text would read it, or of a run's data.",
     )
     parser.add_argument("path", type=Path, metavar="FILE|RUN", help="a file, a prepared folder or a run's folder")
-    parser.add_argument("--dtype", choices=DTYPES, help="type of the ids of a raw file (default uint16)")
+    parser.add_argument("--dtype", choices=DTYPES, help="the file is ids of this type, without a header")
     parser.add_argument("--tokenizer", metavar="NAME", help="bytes, gpt2 or a tokenizer.json, where it is not known")
     parser.add_argument("--split", choices=("train", "val"), default="train", help="of all but a token file")
     parser.add_argument("--step", type=int, metavar="K", help="of a run: the sequences of optimizer step K instead")
@@ -65,11 +65,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ids_file(path: Path, dtype: str | None, decoder: Tokenizer | None) -> Block:
-    found = recognise(path, dtype or "uint16")
+    found = recognise(path, dtype, "--dtype")
     facts: Block = {"format": found.format}
-    if found.format == "raw" and dtype is None and (wider := looks_like_wider_ids(found.region)):
-        found = recognise(path, wider)
-        facts["note"] = f"read as {wider}: as uint16 most ids at regular places would be 0"
+    if found.format == "raw" and (wider := looks_like_wider_ids(found.region)):
+        facts["note"] = f"most ids at regular places are 0, they are probably {wider}: --dtype={wider}"
     if found.documents is not None:
         facts["documents"] = len(found.documents)
     return facts | _statistics(path, found.region.dtype.name, found.region.chunks(), decoder)

@@ -71,5 +71,7 @@ def main(argv: Sequence[str]) -> int:
         f"{train['documents'] + val['documents']:,} documents, {meta['dropped_documents']:,} dropped; "
         f"tokenizer {meta['tokenizer']} ({time.perf_counter() - started:.1f} s)"
     )
+    if val["tokens"] > train["tokens"]:
+        print("validation has more tokens than training: is a giant document among the first?")
     print(f"train with: python -m stability_lab train data=tokens data.path={folder} and the same tokenizer=")
     return 0

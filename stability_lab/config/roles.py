@@ -17,7 +17,7 @@ from stability_lab.config.schema import Role, TrainConfig, typed_fields
 # They say how many steps there are, and of which kind, but not how long one takes.
 _COUNTS_OF_STEPS = ("trainer.max_steps", "trainer.eval_every", "diagnostics.probe_every", "schedule.warmup_steps")
 # Resuming checks what they lead to: not fewer steps than were done, and data of the same fingerprint.
-_CHECKED_ON_RESUME = ("trainer.max_steps", "data.path")
+_CHECKED_ON_RESUME = ("trainer.max_steps", "data.path", "data.dtype")
 
 
 def schema_keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:

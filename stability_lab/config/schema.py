@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -186,12 +187,23 @@ class TrainConfig:
         return self.optimizer["lr"]
 
 
+# What other programs call a key, where its own last part does not show it.
+_OF_OTHERS = {
+    **dict.fromkeys(("num_steps", "train_steps", "iters", "iterations"), "trainer.max_steps"),
+    **dict.fromkeys(("path", "file", "data_path", "dataset"), "data.path"),
+    **dict.fromkeys(("block_size", "context_length", "sequence_length"), "model.seq_len"),
+    **dict.fromkeys(("learning_rate", "max_lr"), "optimizer.lr"),
+    **dict.fromkeys(("n_embd", "hidden_size"), "model.d_model"),
+    "wd": "optimizer.weight_decay",
+}
 OPEN_SETS = ("stabilizer", "data", "tokenizer", "objective", "optimizer", "tracking")
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     """The typed and checked configuration of a resolved plain dict; ConfigError for anything that is wrong."""
     config = _typed(TrainConfig, plain, "", flatten(plain))
+    folders = {key: os.path.expanduser(path) for key in ("output_dir", "resume") if (path := getattr(config, key))}
+    config = dataclasses.replace(config, **folders)
     if not config.output_dir.strip():
         raise ConfigError("output_dir is empty: give a folder, such as outputs")
     for key in ("group", "run_name"):
@@ -223,7 +235,8 @@ def _typed(cls: type, plain: Any, prefix: str, keys: Iterable[str]) -> Any:
     for name in plain:
         if name not in types:
             elsewhere = [key for key in keys if key.rpartition(".")[0] != prefix.rstrip(".")]
-            hint = did_you_mean(str(name), types, elsewhere)
+            meant = _OF_OTHERS.get(str(name)) if not prefix else None
+            hint = f"did you mean {meant}?" if meant else did_you_mean(str(name), types, elsewhere)
             raise ConfigError(f"{prefix}{name} is not a key of the configuration: {hint}")
     values = {}
     for f in dataclasses.fields(cls):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from stability_lab.config.schema import ConfigError
 
 # Keys whose value is a name or a path. For Hydra 1_1_1 is a number, and blanks, commas, brackets and signs beyond ASCII
 # mean something or are no value at all.
 NAMES = ("run_name", "group")
-PATHS = ("resume", "output_dir", "data.path", "data.val_path")
+PATHS = ("resume", "output_dir", "data.path", "data.val_path", "data.data_files", "tokenizer.path")
 
 _PLAIN = re.compile(r"[A-Za-z/_][\w./~-]*", re.ASCII)
 _NOT_TEXT = ("true", "false", "nan", "inf")
@@ -25,7 +28,9 @@ def literal(text: str, multirun: bool) -> str:
     """An override as the shell hands it over, with a name or a path in quotes where Hydra would not take it as text."""
     key, equals, value = text.partition("=")
     plain = key.lstrip("+")
-    if plain not in (*NAMES, *PATHS) or not value or value == "null" or value[0] in "'\"[" or "${" in value:
+    # A file in place of an option of `data` gets its sentence later.
+    meant = plain in (*NAMES, *PATHS) or (plain == "data" and ("." in value or "/" in value))
+    if not meant or not value or value == "null" or value[0] in "'\"[" or "${" in value:
         return text
     if _FUNCTION.match(value):
         return text
@@ -55,3 +60,13 @@ def check_dashes(argv: Sequence[str]) -> None:
         raise ConfigError(
             f"{' '.join(dashed)}: write {right}, without the dashes (in a W&B sweep: ${{args_no_hyphens}} as command)"
         )
+
+
+def hint_of_data(value: str, hint: str) -> str:
+    """`hint`, or what to write where the value is, or may be, a file."""
+    there, suffix = os.path.exists(os.path.expanduser(value)), Path(value).suffix
+    if not there and not suffix:
+        return hint
+    ids = suffix in (".bin", ".npy")
+    words = f"write data={'tokens' if ids else 'text'} {shlex.quote(f'data.path={value}')}"
+    return f"to train on {'these ids' if ids else 'this text'}, {words}" if there else f"{hint}; for a file, {words}"

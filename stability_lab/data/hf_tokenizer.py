@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ class JsonTokenizer:
 
     def _text(self) -> str:
         try:
-            return Path(self.path).expanduser().read_text(encoding="utf-8")
+            return Path(os.path.expanduser(self.path)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise ConfigError(

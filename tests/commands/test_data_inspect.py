@@ -3,7 +3,9 @@
 import gzip
 import json
 import math
+import pickle
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,8 @@ def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 def test_a_raw_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = b"to be or not to be, " * 50 + b"\n" * 40
     np.frombuffer(text, np.uint8).astype(np.uint16).tofile(tmp_path / "x.bin")
-    block = inspect(capsys, str(tmp_path / "x.bin"), "--tokenizer", "bytes")
+    raw = [str(tmp_path / "x.bin"), "--dtype", "uint16"]
+    block = inspect(capsys, *raw, "--tokenizer", "bytes")
     counts = np.bincount(np.frombuffer(text, np.uint8))
     p = counts[counts > 0] / len(text)
     assert block["unigram_entropy"] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-12)
@@ -32,7 +35,7 @@ def test_a_raw_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert block["frequent"][0] == {"id": 32, "count": 300, "text": " "}
     assert block["head"].startswith("to be or not")
     assert block["runs"] == [{"start": 1000, "period": 1, "repeats": 40}]
-    assert cli.run(["data", "inspect", str(tmp_path / "x.bin")]) == 0
+    assert cli.run(["data", "inspect", *raw]) == 0
     shown = capsys.readouterr().out
     assert "uint16" in shown
     assert re.search(r"^runs +start 1,000, period 1, repeats 40$", shown, re.M)
@@ -41,8 +44,12 @@ def test_a_raw_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_wider_ids_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.arange(1000, dtype=np.uint32).tofile(tmp_path / "x.bin")
-    block = inspect(capsys, str(tmp_path / "x.bin"))
-    assert (block["dtype"], block["largest_id"]) == ("uint32", 999)
+    assert cli.run(["data", "inspect", str(tmp_path / "x.bin")]) == 2
+    assert capsys.readouterr().err.endswith("say so by their type: --dtype=uint32\n")
+    narrow = inspect(capsys, str(tmp_path / "x.bin"), "--dtype", "uint16")
+    assert narrow["note"] == "most ids at regular places are 0, they are probably uint32: --dtype=uint32"
+    block = inspect(capsys, str(tmp_path / "x.bin"), "--dtype", "uint32")
+    assert (block["dtype"], block["largest_id"], "note" in block) == ("uint32", 999, False)
     assert block["unigram_entropy"] == pytest.approx(math.log(1000))
 
 
@@ -62,7 +69,8 @@ def test_text_is_shown_as_training_would_read_it(tmp_path: Path, capsys: pytest.
             assert block["documents"] == held_out.count(split == "val")
         assert block["head"].startswith("line 0" if "book" in name else "one document<|endoftext|>")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 99)
-    assert cli.run(["data", "inspect", str(tmp_path / "latin.txt")]) == 0  # as uint16, which it might be
+    assert cli.run(["data", "inspect", str(tmp_path / "latin.txt")]) == 2
+    assert "is text in another encoding than UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -90,7 +98,7 @@ def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (["nowhere.bin"], "cannot be read"),
         (["."], "neither a run's folder"),
         (["x.bin", "--dtype", "uint64"], "is it of another --dtype"),
-        (["x.bin", "--tokenizer", "bytes"], "id 257 at offset 257 is not in a vocabulary of 257"),
+        (["x.bin", "--dtype", "uint16", "--tokenizer", "bytes"], "id 257 at offset 257 is not in a vocabulary of 257"),
         (["x.bin", "--tokenizer", "latin"], "must be bytes, gpt2 or a tokenizer.json"),
         (["x.bin", "--step", "1"], "only runs have steps"),
     ],
@@ -111,11 +119,43 @@ def test_bad_input(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "is a Git LFS pointer"),
+        ("e.bin", struct.pack("<256i", 20240522, 1, 8, *[0] * 253) + bytes(16), "is an evaluation set of llm.c"),
+        ("w.safetensors", struct.pack("<Q", 2) + b"{}", "holds weights (safetensors)"),
+        ("x.pkl", pickle.dumps(list(range(999))), "is a pickle of Python"),
+        ("x.idx", b"TNTIDX\0\0" + bytes(30), "(TNTIDX)"),
+        ("x.txt", b'[{"text": "a"}]', "holds JSON under the name of plain text"),
+        ("utf16.txt", ("words " * 99).encode("utf-16"), "is text in another encoding than UTF-8"),
+        ("odd.bin", bytes(range(201)), "no whole number of uint16 ids"),
+        ("x.gz", gzip.compress(bytes(range(200))), "is gzipped: unpack it first"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [[], ["--dtype=uint16"]])
+def test_what_is_neither_ids_nor_text(
+    dtype: list[str],
+    name: str,
+    content: bytes,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content * (5 if dtype and name == "x.txt" else 1))
+    assert cli.run(["data", "inspect", name, *dtype]) == 2
+    error = capsys.readouterr().err
+    assert (message if not (dtype and name == "x.txt") else "is text and holds no ids") in error
+    assert error.count("\n") == 1
+
+
 def test_the_offset_is_that_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = np.zeros(CHUNK + 100, dtype=np.uint16)
     ids[CHUNK + 7 :] = 300
     ids.tofile(tmp_path / "x.bin")
-    assert cli.run(["data", "inspect", str(tmp_path / "x.bin"), "--tokenizer", "bytes"]) == 2
+    assert cli.run(["data", "inspect", str(tmp_path / "x.bin"), "--dtype=uint16", "--tokenizer", "bytes"]) == 2
     assert f"id 300 at offset {CHUNK + 7:,} is not in a vocabulary of 257" in capsys.readouterr().err
 
 

@@ -38,6 +38,38 @@ def test_prepare_and_train(
     assert {key: runs[0][key] for key in same} == {key: runs[1][key] for key in same}
 
 
+@pytest.mark.parametrize("name", ["list.json", "data.csv", "UP.JSONL", "one.txt"])
+def test_sixty_rows_are_sixty_documents_whatever_the_suffix(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows, text = [{"text": "hello world " * 20}] * 60, "hello world " * 20
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    contents = {"list.json": json.dumps(rows), "data.csv": "text\n" + f'"{text}"\n' * 60, "UP.JSONL": lines}
+    Path(name).write_text(contents.get(name, lines))
+    words = ["data", "prepare", "data=text", f"data.path={name}", "data.val_every=5", "--out", "o", "--workers", "1"]
+    if name == "one.txt":
+        assert cli.run(words) == 2
+        assert "one.txt holds JSON under the name of plain text" in capsys.readouterr().err
+        assert not Path("o").exists()
+        return
+    assert cli.run(words) == 0
+    meta = json.loads(Path("o/meta.json").read_text())
+    assert [(meta[split]["documents"], meta[split]["tokens"]) for split in ("train", "val")] == [
+        (48, 48 * 241),
+        (12, 12 * 241),
+    ]
+
+
+def test_a_giant_first_row_of_the_hub_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": "word " * (10**5 if i == 0 else 9)}) + "\n" for i in range(51)))
+    out = ["--out", str(tmp_path / "o"), "--workers", "1"]
+    hub = ["data=hub", "data.name=json", f"data.data_files={path}", "data.streaming=false"]
+    assert cli.run(["data", "prepare", *hub, *out]) == 0
+    assert "validation has more tokens than training" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

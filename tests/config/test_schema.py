@@ -177,3 +177,11 @@ def test_a_broken_installation_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(schema, "__file__", str(tmp_path / "stability_lab" / "config" / "schema.py"))
     with pytest.raises(ConfigError, match="reinstall"):
         config_dir()
+
+
+def test_a_tilde_in_a_folder_is_the_home(plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    config = from_plain({**plain, "output_dir": "~/runs", "resume": "~/runs/one"})
+    assert (config.output_dir, config.resume) == ("/somewhere/runs", "/somewhere/runs/one")
+    assert from_plain({**plain, "output_dir": "a~/b"}).output_dir == "a~/b"
+    assert from_plain({**plain, "output_dir": "~no_such_user/x"}).output_dir == "~no_such_user/x"

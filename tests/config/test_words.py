@@ -35,7 +35,7 @@ def test_names_stay_text(key: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*NAMES, *PATHS])
-@pytest.mark.parametrize("key", ["data.path", "output_dir", "resume"])
+@pytest.mark.parametrize("key", ["data.path", "data.data_files", "tokenizer.path", "output_dir", "resume"])
 def test_paths_stay_text(key: str, path: str) -> None:
     (override,) = OverridesParser.create().parse_overrides([literal(f"{key}={path}", multirun=False)])
     assert str(override.value()) == path

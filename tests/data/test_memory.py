@@ -22,7 +22,7 @@ def anonymous():
 
 Gpt2().token_bytes()
 before, peak = anonymous(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-data = TokenFiles(path=sys.argv[1]).load(Gpt2())
+data = TokenFiles(path=sys.argv[1], dtype="uint16").load(Gpt2())
 scanned = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024 - peak
 sampler = TrainSampler(data.train, 1024, 0)
 total = sum(int(sampler.batch(16 * step, 16).sum()) for step in range(200))

@@ -259,6 +259,7 @@ def test_the_mark_comes_from_the_data(tiny_config, tiny_run, tmp_path) -> None:
     (tmp_path / "ids.bin").write_bytes(bytes(range(200)) * 8)
     words = (
         "data=tokens",
+        "data.dtype=uint16",
         f"data.path={tmp_path / 'ids.bin'}",
         "data.vocab_size=60000",
         "sampling.mask_documents=true",

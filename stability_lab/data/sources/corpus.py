@@ -21,9 +21,13 @@ from typing import Any, ClassVar
 from stability_lab.config import ConfigError
 from stability_lab.data.source import Document, Documents, TextSource, TokenData
 from stability_lab.data.sources.text_files import (
+    Paths,
+    check_contents,
+    cut_giants,
     fewer_documents_than,
     read_documents,
     read_pieces,
+    text_bytes,
     text_paths,
     utf8_error,
 )
@@ -204,12 +208,13 @@ _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 @dataclass(frozen=True, kw_only=True)
 class TextFiles(Corpus):
-    """Your own UTF-8 text: a file, a folder or a glob of plain text, JSON lines (`field`) or Parquet, gzipped or not.
+    """Your own UTF-8 text: a file, a folder or a glob of plain text, JSON (`field`), CSV or Parquet, gzipped or not.
 
-    A plain file is a document, and so is a line of JSON and a row of Parquet. Fewer than `val_every` documents are
+    A plain file is a document, and so is an object of JSON and a row of a table. Fewer than `val_every` documents are
     cut into consecutive pieces of about 16 KiB (smaller where the text is short), so that validation is spread over
-    the whole text. A piece counts as a document in every respect, the end-of-document token included: its neighbour
-    may be in the other split, so the text does break off there.
+    the whole text; and so is a giant among more, if it would be held out whole. A piece counts as a document in every
+    respect, the end-of-document token included: its neighbour may be in the other split, so the text does break off
+    there.
     """
 
     name: ClassVar[str] = "text"
@@ -224,7 +229,7 @@ class TextFiles(Corpus):
             raise ValueError("field='': must be the field of JSON lines or the column of Parquet that holds the text")
 
     def load(self, tokenizer: TokenizerOptions) -> TokenData:
-        large = sum(path.stat().st_size for _, path in text_paths(self.path)) >= LARGE_BYTES
+        large = _disk_bytes(text_paths(self.path)) >= LARGE_BYTES
         return load_prepared(self, tokenizer) if large else super().load(tokenizer)
 
     def documents(self) -> Documents:
@@ -237,9 +242,13 @@ class TextFiles(Corpus):
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         paths = text_paths(self.path)
+        check_contents(paths, self.field)
         if fewer_documents_than(paths, self.field, self.val_every):
             return itertools.islice(read_pieces(paths, self.field, self.val_every), skip, None)
-        return itertools.islice(read_documents(paths, self.field), skip, None)
+        size = _disk_bytes(paths)  # near enough where reading everything for it takes long
+        total = size if size >= LARGE_BYTES else text_bytes(paths, self.field)
+        documents = read_documents(paths, self.field)
+        return itertools.islice(cut_giants(documents, total, self.val_every, self.holds_out), skip, None)
 
     def identity(self) -> dict[str, Any]:
         stats = [(name, path.stat()) for name, path in text_paths(self.path)]
@@ -248,3 +257,7 @@ class TextFiles(Corpus):
 
     def about(self) -> dict[str, str | int]:
         return {"name": self.name, "version": "not recorded", "source": self.path, "licence": "not recorded"}
+
+
+def _disk_bytes(paths: Paths) -> int:
+    return sum(path.stat().st_size for _, path in paths)

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from stability_lab.config import ConfigError
+from stability_lab.data.bad_files import checked_each
 from stability_lab.data.network import commit_of, hub_error, use_hub
 from stability_lab.data.source import Document, TextSource, TokenData
 from stability_lab.data.tokenizer import Bpe, Tokenizer, TokenizerOptions
 from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
 from stability_lab.data.tokens.prepare import load_prepared
 from stability_lab.data.tokens.shards import Ids
+from stability_lab.disk.content import HEAD, kind_of
 
 INSTEAD = "data=text, data=sotu or data=synthetic"
 LOCAL = ("arrow", "csv", "json", "parquet")
@@ -78,7 +81,15 @@ class Hub(TextSource):
             raise ValueError(f"val_documents={self.val_documents}: must be 1 or more, or null")
 
     def load(self, tokenizer: TokenizerOptions) -> TokenData:
-        return stream_tokens(self, tokenizer) if self.streaming else load_prepared(self, tokenizer)
+        data = stream_tokens(self, tokenizer) if self.streaming else load_prepared(self, tokenizer)
+        paths = self.files()
+        if paths is None or 2 * data.val_bytes < sum(Path(path).stat().st_size for path in paths):
+            return data
+        notice = (
+            f"data.data_files={self.data_files}: validation, the first documents, has half of the text or more "
+            f"({data.val_bytes:,} bytes); data=text cuts a giant document and holds out pieces from all of it"
+        )
+        return replace(data, notices=(*data.notices, notice))
 
     def iterate(self, skip: int = 0) -> Iterator[Document]:
         """Every document but the first `skip`, fetched to the disk first. Rows without text are left out."""
@@ -103,10 +114,17 @@ class Hub(TextSource):
         """The files of a local dataset, sorted; ConfigError where there are none."""
         if self.data_files is None:
             return None
-        found = sorted(glob.glob(str(Path(self.data_files).expanduser()), recursive=True))
+        found = sorted(glob.glob(os.path.expanduser(self.data_files), recursive=True))
         if not found:
             raise ConfigError(f"data.data_files={self.data_files}: no file matches (from {Path.cwd()})")
+        checked_each([Path(path) for path in found], self._refuse_pointers)
         return found
+
+    def _refuse_pointers(self, path: Path) -> None:
+        with self.errors(), path.open("rb") as file:
+            kind = kind_of(file.read(HEAD), path.stat().st_size)
+        if kind is not None and kind.name == "lfs":
+            raise ConfigError(f"data.data_files: {path} {kind.what}: {kind.todo}")
 
     def identity(self) -> dict[str, Any]:
         keys = ("config", "split", "revision", "field", "val_documents")

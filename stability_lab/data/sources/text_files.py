@@ -1,44 +1,60 @@
-"""Documents out of text files: plain, JSON lines and Parquet, each of the first two also gzipped.
+"""Documents out of text files: plain, JSON lines, JSON lists, CSV and Parquet, all but the last also gzipped.
 
-Everything is read in order and piece by piece. Only a single document has to fit into memory, and a large plain file
-not even that: it is mapped and cut.
+Everything is read in order and piece by piece. Only a single document, or a JSON list, has to fit into memory, and a
+large plain file not even that: it is mapped and cut. The name says whether a file has rows, and files whose content is
+something else are refused ([content.py](../../disk/content.py)).
 """
 
 from __future__ import annotations
 
-import codecs
+import csv
+import functools
 import glob
 import gzip
+import io
 import itertools
 import json
+import logging
 import mmap
 import os
+import re
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from stability_lab.config import ConfigError
+from stability_lab.data.bad_files import checked_each
 from stability_lab.data.source import Document
+from stability_lab.disk.content import HEAD, is_utf8, kind_of
 
 PIECE_BYTES = 16 * 1024
 """Aimed-at size of a piece where a few long files stand in for documents."""
-LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"
+LINES, LIST, TABLES, PARQUET = (".jsonl", ".ndjson"), ".json", (".csv", ".tsv"), ".parquet"
 SUFFIXES = (".txt", *LINES, PARQUET)
+GIANT = 0.25
+"""A document of a larger share of the text does not go to validation whole."""
+NULS = 0.01
+"""A file with a larger share of these is no text."""
 Paths = list[tuple[str, Path]]
+
+logger = logging.getLogger("stability_lab")
 
 
 def text_paths(pattern: str) -> Paths:
     """(name, path) of a file, of a folder's text files or of what a glob matches, sorted by name.
 
+    A folder's JSON lists and tables count only where it has no other text: beside text they may well be about it.
     Names are relative to the files' common folder: moving the data leaves them as they are.
     """
     path = Path(os.path.expanduser(pattern))
     if os.path.isfile(path):  # unlike the methods of Path it never raises
         paths = [path]
     elif os.path.isdir(path):
-        paths = [p for p in path.rglob("*") if p.is_file() and _kind(p) in SUFFIXES]
+        files = [p for p in path.rglob("*") if p.is_file()]
+        paths = [p for p in files if _kind(p) in SUFFIXES] or [p for p in files if _kind(p) in (LIST, *TABLES)]
         if not paths:
             raise ConfigError(f"data.path={pattern}: the folder holds no .txt file, nor .jsonl or .parquet.")
     elif glob.has_magic(pattern):
@@ -62,8 +78,7 @@ def read_documents(paths: Paths, field: str) -> Iterator[Document]:
     """
     for name, path in paths:
         if _has_rows(path):
-            rows = _parquet_rows(path, field) if _kind(path) == PARQUET else _json_lines(path, field)
-            yield from ((f"{name}#{number:09d}", text) for number, text in rows)
+            yield from ((f"{name}#{number:09d}", text) for number, text in _reader(path)(path, field))
         else:
             with _opened(path) as file:
                 text = file.read()
@@ -76,7 +91,7 @@ def read_pieces(paths: Paths, field: str, at_least: int) -> Iterator[Document]:
 
     Pieces end after a newline, else after a space, else after a character.
     """
-    size = min(PIECE_BYTES, max(1, sum(_text_bytes(path, field) for _, path in paths) // at_least))
+    size = _piece_bytes(text_bytes(paths, field), at_least)
     for name, path in paths:
         whole = _mapped(name, path) if _is_plain(path) else read_documents([(name, path)], field)
         for document, text in whole:
@@ -91,15 +106,81 @@ def fewer_documents_than(paths: Paths, field: str, n: int) -> bool:
     return len(list(itertools.islice(rows, max(missing, 0)))) < missing
 
 
+def cut_giants(
+    documents: Iterable[Document], total: int, val_every: int, holds_out: Callable[[int], bool]
+) -> Iterator[Document]:
+    """The same documents of `total` bytes, but a giant that would be held out whole as pieces, each a document.
+
+    A giant is more than a quarter of the text, and more than 1.5 times what validation should have.
+    """
+    limit, size, number = total * max(GIANT, 1.5 / val_every), _piece_bytes(total, val_every), 0
+    for name, text in documents:
+        if len(text) <= limit or not holds_out(number):
+            yield name, text
+            number += 1
+            continue
+        share = f"{name} is {len(text) / total:.0%} of the text"
+        _tell(f"{share}: it is cut into pieces, of which every {val_every}th is held out for validation")
+        for i, piece in enumerate(_cut_at_newlines(text, size, Path(name))):
+            yield f"{name}#{i:06d}", piece
+            number += 1
+
+
+@functools.cache  # a command reads its text more than once
+def _tell(notice: str) -> None:
+    logger.warning(notice)
+
+
+def _piece_bytes(total: int, at_least: int) -> int:
+    return min(PIECE_BYTES, max(1, total // at_least))
+
+
+def check_contents(paths: Paths, field: str) -> None:
+    """ConfigError with the names of all files whose beginning is not what they are to be read as."""
+    checked_each([path for _, path in paths], lambda path: _check_content(path, field))
+
+
+def _check_content(path: Path, field: str) -> None:
+    with _opened(path) as file:
+        head, size = file.read(HEAD), path.stat().st_size
+    kind = kind_of(head, size)
+    if kind is not None and not (kind.name == "parquet" and _kind(path) == PARQUET):
+        raise ConfigError(f"data.path: {path} {kind.what}: {kind.todo or 'give text'}")
+    if _has_rows(path):
+        if _kind(path) == LIST and not head.lstrip().startswith(b"[") and not _are_objects(head, 1):
+            raise ConfigError(f"data.path: {path} is neither a JSON list of objects nor JSON lines; write one of these")
+        return
+    if head.count(0) > NULS * len(head) and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ConfigError(f"data.path: {path} is no text but binary; files of token ids are for data=tokens")
+    if _looks_like_rows(head):
+        raise ConfigError(
+            f"data.path: {path} holds JSON under the name of plain text; give it a name that ends in "
+            f"{LIST if head.lstrip().startswith(b'[') else LINES[0]}, so that data.field={field} is read"
+        )
+
+
+def _looks_like_rows(head: bytes) -> bool:
+    """Whether text is a JSON list of objects, or its first two lines are objects with the same keys."""
+    return re.match(rb'\s*\[\s*\{\s*"', head) is not None or _are_objects(head, 2)
+
+
+def _are_objects(head: bytes, n: int) -> bool:
+    """Whether the first `n` lines are objects of JSON with the same keys, or the one is too long to be seen whole."""
+    head = head.lstrip() + (b"\n" if len(head) < HEAD else b"")
+    *lines, _ = head.split(b"\n", n)
+    if n == 1 and not lines:
+        return head.startswith(b"{")
+    try:
+        rows = [json.loads(line) for line in lines]
+    except ValueError:
+        return False
+    return len(rows) == n and all(row and isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows)
+
+
 def is_text(path: Path) -> bool:
     """Whether a file is text by its name or, as far as its first 64 KiB show, by its content."""
     with _opened(path) as file:
-        head = file.read(2**16)
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which allows half a character at the end
-    except UnicodeDecodeError:
-        return _has_rows(path)
-    return _has_rows(path) or (b"\0" not in head and head != b"")
+        return is_utf8(file.read(HEAD)) or _has_rows(path)
 
 
 def utf8_error(text: bytes) -> int | None:
@@ -112,12 +193,20 @@ def utf8_error(text: bytes) -> int | None:
 
 
 def _kind(path: Path) -> str:
-    """The suffix that counts: that before .gz."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    """The suffix that counts, in small letters: that before .gz."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _has_rows(path: Path) -> bool:
-    return _kind(path) in (*LINES, PARQUET)
+    return _kind(path) in (*LINES, LIST, *TABLES, PARQUET)
+
+
+def _reader(path: Path) -> Callable[[Path, str], Iterator[tuple[int, bytes]]]:
+    if _kind(path) == PARQUET:
+        return _parquet_rows
+    if _kind(path) in TABLES:
+        return _table_rows
+    return _json_list if _kind(path) == LIST and _is_list(path) else _json_lines
 
 
 @contextmanager
@@ -146,10 +235,11 @@ def _mapped(name: str, path: Path) -> Iterator[tuple[str, mmap.mmap]]:
             yield name, text
 
 
-def _text_bytes(path: Path, field: str) -> int:
-    if _is_plain(path):
-        return path.stat().st_size
-    return sum(len(text) for _, text in read_documents([("", path)], field))
+def text_bytes(paths: Paths, field: str) -> int:
+    """Bytes of the documents. Plain files are not read."""
+    plain = sum(path.stat().st_size for _, path in paths if _is_plain(path))
+    others = read_documents([(name, path) for name, path in paths if not _is_plain(path)], field)
+    return plain + sum(len(text) for _, text in others)
 
 
 def _json_lines(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
@@ -162,16 +252,60 @@ def _json_lines(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"data.path: {path}, line {number} is not JSON ({error}).") from error
-            text = row.get(field, False) if isinstance(row, dict) else False
-            if isinstance(text, str):
-                # JSON can spell half of a surrogate pair, which no UTF-8 is.
-                yield number, text.encode(errors="replace")
-            elif text is not None:
-                keys = ", ".join(map(str, row)) if isinstance(row, dict) else "no object"
-                raise ConfigError(
-                    f"data.field={field}: {path}, line {number} has no text under it (it has {keys}); "
-                    "name the field that holds the text."
-                )
+            text = _text_of(row, field, f"{path}, line {number}")
+            if text is not None:
+                yield number, text
+
+
+def _is_list(path: Path) -> bool:
+    with _opened(path) as file:
+        return file.read(HEAD).lstrip().startswith(b"[")
+
+
+def _json_list(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
+    """(item, text), counted from 1."""
+    try:
+        with _opened(path) as file:
+            rows = json.load(file)
+    except ValueError as error:
+        raise ConfigError(f"data.path: {path} is not JSON ({error}).") from error
+    for number, row in enumerate(rows, start=1):
+        text = _text_of(row, field, f"{path}, item {number}")
+        if text is not None:
+            yield number, text
+
+
+def _text_of(row: Any, field: str, place: str) -> bytes | None:
+    """The text of an object in JSON, None where it is null."""
+    text = row.get(field, False) if isinstance(row, dict) else False
+    if isinstance(text, str):
+        return text.encode(errors="replace")  # JSON can spell half of a surrogate pair, which no UTF-8 is
+    if text is None:
+        return None
+    keys = ", ".join(map(str, row)) if isinstance(row, dict) else "no object"
+    raise ConfigError(
+        f"data.field={field}: {place} has no text under it (it has {keys}); name the field that holds the text."
+    )
+
+
+def _table_rows(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
+    """(row, text), counted from 1, of a table with a header. Cells in quotes may have line breaks."""
+    csv.field_size_limit(sys.maxsize)
+    with _opened(path) as file:
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        try:
+            table = csv.DictReader(lines, delimiter="\t" if _kind(path) == ".tsv" else ",", strict=True)
+            for number, row in enumerate(table, start=1):
+                text = row.get(field)
+                if text is None:
+                    columns = ", ".join(table.fieldnames or ())
+                    raise ConfigError(
+                        f"data.field={field}: {path}, row {number} has no such cell (the columns are {columns}); name "
+                        "the column that holds the text."
+                    )
+                yield number, text.encode()
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"data.path: {path} is no sound table in UTF-8 ({error}).") from error
 
 
 def _parquet_rows(path: Path, field: str) -> Iterator[tuple[int, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from typing import ClassVar
 import numpy as np
 
 from stability_lab.config import ConfigError
+from stability_lab.data.bad_files import checked_each
 from stability_lab.data.source import TokenData
-from stability_lab.data.tokenizer import Tokenizer, TokenizerOptions, fit_without_text
+from stability_lab.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerOptions, fit_without_text
 from stability_lab.data.tokens.formats import DTYPES, FoundFormat, looks_like_wider_ids, recognise
 from stability_lab.data.tokens.prepared import is_prepared, open_prepared, refuse_unfinished
 from stability_lab.data.tokens.scan import Scan, scan
 from stability_lab.data.tokens.shards import as_tokens
+from stability_lab.disk.content import HEAD, is_utf8
 
 SUFFIXES = (".bin", ".npy")
 ID_LIMIT = {"uint8": 257, "uint16": 2**16}
@@ -29,9 +32,9 @@ class TokenFiles:
     """Ids of nanoGPT, llm.c, modded-nanogpt, OLMo, numpy, Megatron or `data prepare`, told apart by content.
 
     `path` is a file, a glob or a folder; in a folder, files named val... are validation. Where there are none and
-    `val_path` is null, the last `val_fraction` of the ids is held out. `dtype` is that of raw files; null takes
-    uint16, uint32 for a vocabulary above 65,536. `vocab_size` null means the tokenizer's; another number says that the
-    ids have no known text.
+    `val_path` is null, the last `val_fraction` of the ids is held out. `dtype` says that files without a header are
+    ids of this type; null refuses them. `vocab_size` null means the tokenizer's; another number says that the ids
+    have no known text.
     """
 
     name: ClassVar[str] = "tokens"
@@ -54,7 +57,7 @@ class TokenFiles:
 
     def load(self, tokenizer: TokenizerOptions) -> TokenData:
         """Maps of the ids, once all of them are known to be in the vocabulary."""
-        folder = Path(self.path).expanduser()
+        folder = Path(os.path.expanduser(self.path))
         if is_prepared(folder):
             self._refuse_options_of_raw_files()
             return open_prepared(folder, tokenizer)
@@ -62,18 +65,15 @@ class TokenFiles:
         fitted = fit_without_text(tokenizer)
         vocab_size = self.vocab_size or fitted.vocab_size
         train, val = self.files()
-        found = [recognise(path, self._raw_dtype(vocab_size)) for path in train]
-        held_out = [recognise(path, self._raw_dtype(vocab_size)) for path in val]
-        for one in (*found, *held_out):
-            _check_type(one, vocab_size)
-        return self._data(found, held_out, fitted, vocab_size)
+        known = checked_each([*train, *val], lambda path: _checked(path, self.dtype, vocab_size))
+        return self._data(known[: len(train)], known[len(train) :], fitted, vocab_size)
 
     def files(self) -> tuple[list[Path], list[Path]]:
         """(training, validation) files, each in the order of their names."""
         paths = _paths(self.path, "data.path")
         if self.val_path is not None:
             return paths, _paths(self.val_path, "data.val_path")
-        if not Path(self.path).expanduser().is_dir():
+        if not os.path.isdir(os.path.expanduser(self.path)):
             return paths, []
         val = [path for path in paths if _is_named(path, "val|valid|validation")]
         train = [path for path in paths if path not in val and not _is_named(path, "test")]
@@ -95,6 +95,9 @@ class TokenFiles:
             train, val, val_hash = train[:cut], train[cut:], f"last {self.val_fraction:g}"
             notices = (f"validation is the last {self.val_fraction:.0%} of the ids; data.val_path names other files",)
         known_text = vocab_size == fitted.vocab_size
+        if known_text and isinstance(fitted, ByteTokenizer):
+            for one in (*found, *held_out):
+                _check_bytes(one, facts.largest_id)
         eos_id = self.eos_id if self.eos_id is not None else fitted.eos_id if known_text else None
         if eos_id is not None and eos_id >= vocab_size:
             raise ConfigError(f"data.eos_id={eos_id}: must be below the vocabulary's {vocab_size}")
@@ -124,32 +127,42 @@ class TokenFiles:
             "bytes": sum(one.region.count * one.region.dtype.itemsize for one in found),
         }
 
-    def _raw_dtype(self, vocab_size: int) -> str:
-        return self.dtype or ("uint16" if vocab_size <= 2**16 else "uint32")
-
     def _refuse_options_of_raw_files(self) -> None:
         for key in ("val_path", "dtype", "vocab_size", "eos_id"):
             if getattr(self, key) is not None:
                 raise ConfigError(f"data.{key}={getattr(self, key)}: {self.path} was prepared and knows that itself")
 
 
-def _check_type(found: FoundFormat, vocab_size: int) -> None:
+def _checked(path: Path, dtype: str | None, vocab_size: int) -> FoundFormat:
+    found = recognise(path, dtype)
     region = found.region
     wider = looks_like_wider_ids(region) if found.format == "raw" else None
     if wider is not None:
         raise ConfigError(
-            f"{region.path}: read as {region.dtype.name}, most ids at regular places are 0, they are probably {wider}: "
+            f"{path}: read as {region.dtype.name}, most ids at regular places are 0, they are probably {wider}: "
             f"set data.dtype={wider}"
         )
     if vocab_size > ID_LIMIT.get(region.dtype.name, vocab_size):
         raise ConfigError(
-            f"{region.path}: its ids are {region.dtype.name}, and a vocabulary of {vocab_size:,} does not fit: larger "
+            f"{path}: its ids are {region.dtype.name}, and a vocabulary of {vocab_size:,} does not fit: larger "
             "ids were wrapped when it was written; write it with a wider type, or use the tokenizer that fits"
+        )
+    return found
+
+
+def _check_bytes(found: FoundFormat, largest_id: int) -> None:
+    """ConfigError where ids below 257 are those of another small vocabulary, and no bytes of text."""
+    ids = found.region.map()[:HEAD]
+    text = ids[ids < 256].astype(np.uint8).tobytes()
+    if text and not is_utf8(text.lstrip(bytes(range(0x80, 0xC0)))):  # a shard may begin within a character
+        raise ConfigError(
+            f"{found.region.path}: its ids are no bytes of UTF-8 text, as tokenizer=bytes has them; use the tokenizer "
+            f"that wrote it, or data.vocab_size={258 if largest_id == 256 else largest_id + 1}, which knows no text"
         )
 
 
 def _paths(pattern: str, key: str) -> list[Path]:
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir():
         paths = [p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file()]
     elif path.is_file():

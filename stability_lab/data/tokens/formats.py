@@ -2,14 +2,14 @@
 
 | format | what the file is |
 |---|---|
-| raw | ids and nothing else: nanoGPT's `.bin`, OLMo's `.npy` without a header |
+| raw | ids and nothing else: nanoGPT's `.bin`, OLMo's `.npy` without a header; only where the user says so |
 | llm.c | 256 int32 of header (magic, version, number of ids), then ids: llm.c and modded-nanogpt |
 | npy | numpy's own format, one dimension of whole numbers |
 | megatron | ids in `.bin`, with the documents' lengths in an `.idx` beside it |
 | prepared | a folder that `data prepare` wrote (`prepared.py`) |
 
-A raw file does not say how many bytes an id has: that is an option, or follows from the vocabulary. All positions
-are 64-bit; nothing here reads more than the header.
+A raw file says neither what it is nor how many bytes an id has. Both are said by the type that the user gives, and
+without one the file is refused. All positions are 64-bit; nothing here reads more than the header.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stability_lab.config import ConfigError
+from stability_lab.disk.content import HEAD, is_other_text, is_utf8, kind_of
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
 LLMC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
@@ -74,29 +75,58 @@ class FoundFormat(NamedTuple):
     documents: npt.NDArray[np.int64] | None = None
 
 
-def recognise(path: Path, raw_dtype: str) -> FoundFormat:
-    """What `path` is, by content; raw ids are read as `raw_dtype`. ConfigError names the file and what is wrong."""
+def recognise(path: Path, raw_dtype: str | None, option: str = "data.dtype") -> FoundFormat:
+    """What `path` is, by content; ids without a header are read as `raw_dtype`, and refused where it is None.
+
+    ConfigError names the file, what it is or what is wrong with it, and what to do. `option` is what gives the type.
+    """
     path = megatron_ids(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(LLMC_HEADER_BYTES)
+            head = file.read(HEAD)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
     if size == 0:
         raise ConfigError(f"{path} is empty; give a file of token ids")
     index = path.with_suffix(".idx")
+    magic = index.read_bytes()[: len(MEGATRON_MAGIC)] if path.suffix == ".bin" and index.is_file() else b""
     if head.startswith(NUMPY_MAGIC):
         found = FoundFormat("npy", numpy_region(path))
-    elif len(head) == LLMC_HEADER_BYTES and struct.unpack("<i", head[:4])[0] in LLMC:
+    elif len(head) >= LLMC_HEADER_BYTES and struct.unpack("<i", head[:4])[0] in LLMC:
         found = FoundFormat("llm.c", _llmc_region(path, size, head))
-    elif path.suffix == ".bin" and index.is_file() and index.read_bytes()[:9] == MEGATRON_MAGIC:
+    elif magic == MEGATRON_MAGIC:
         found = _megatron(path, size, index)
     else:
-        found = FoundFormat("raw", _raw_region(path, size, np.dtype(raw_dtype).newbyteorder("<")))
+        if magic:
+            _refuse_other_kinds(index, magic, index.stat().st_size)
+        _refuse_other_kinds(path, head, size)
+        dtype = _stated(path, head, size, raw_dtype, option)
+        found = FoundFormat("raw", _raw_region(path, size, np.dtype(dtype).newbyteorder("<"), option))
     if found.region.count == 0:
         raise ConfigError(f"{path} holds no token; give a file of token ids")
     return found
+
+
+def _refuse_other_kinds(path: Path, head: bytes, size: int) -> None:
+    if kind := kind_of(head, size):
+        raise ConfigError(f"{path} {kind.what}: {kind.todo or 'give a file of token ids'}")
+
+
+def _stated(path: Path, head: bytes, size: int, raw_dtype: str | None, option: str) -> str:
+    """`raw_dtype`; ConfigError where it is None, or where the content cannot be such ids but is text."""
+    if raw_dtype is None or (raw_dtype != "uint8" and len(head) >= 64):  # uint8: the bytes of text are ids
+        if is_utf8(head):
+            raise ConfigError(f"{path} is text and holds no ids: train on it with data=text data.path={path}")
+        if is_other_text(head):
+            raise ConfigError(f"{path} is text in another encoding than UTF-8: convert it, and use data=text")
+    if raw_dtype is not None:
+        return raw_dtype
+    likely = looks_like_wider_ids(_raw_region(path, size, np.dtype("<u2"), option)) or "uint16"
+    raise ConfigError(
+        f"{path} has no header that says what it is; if it is ids and nothing else, as nanoGPT and OLMo write them, "
+        f"say so by their type: {option}={likely}"
+    )
 
 
 def megatron_ids(path: Path) -> Path:
@@ -124,11 +154,11 @@ def looks_like_wider_ids(region: Region) -> str | None:
     return None
 
 
-def _raw_region(path: Path, size: int, dtype: np.dtype) -> Region:
+def _raw_region(path: Path, size: int, dtype: np.dtype, option: str) -> Region:
     if size % dtype.itemsize:
         raise ConfigError(
-            f"{path}: {size:,} bytes are no whole number of {dtype.name} ids; it was cut short, or set data.dtype "
-            f"to one of {', '.join(DTYPES)}"
+            f"{path}: {size:,} bytes are no whole number of {dtype.name} ids; it was cut short, is no file of ids, or "
+            f"set {option} to one of {', '.join(DTYPES)}"
         )
     return Region(path, dtype, 0, size // dtype.itemsize)
 

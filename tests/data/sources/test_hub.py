@@ -426,3 +426,25 @@ def test_a_large_file_from_head_to_tail(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(bytes(size + 1))
     assert len({*seen, unseen, hub.content_hash(path)}) == 7
     assert changed_at(100) == unseen  # what the docstring admits
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(("giant", "told"), [(0, True), (3, False)])
+def test_a_giant_first_document_is_told(giant: int, told: bool, streaming: bool, tmp_path: Path) -> None:
+    rows = ["a small document " * 4] * 50
+    rows[giant] *= 1000
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    data = Hub(name="json", data_files=str(path), streaming=streaming).load(ByteTokenizer())
+    assert ["half of the text or more" in notice for notice in data.notices] == [True] * told
+
+
+def test_pointers_among_local_files_are_named(parquet: str, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.parquet").write_bytes(Path(parquet).with_name("0.parquet").read_bytes())
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.parquet").write_bytes(pointer)
+        with pytest.raises(ConfigError, match=r"b\.parquet is a Git LFS pointer, .*git lfs pull") as error:
+            Hub(name="parquet", data_files=str(tmp_path / "*.parquet")).load(ByteTokenizer())
+    assert str(error.value).endswith("(2 of 3 files are refused: b.parquet, c.parquet)")

@@ -1,11 +1,13 @@
 """Each format is written by a few independent lines and read back as the same ids."""
 
+import gzip
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from stability_lab.config import ConfigError
 from stability_lab.data.tokens import formats
@@ -136,6 +138,59 @@ def test_damaged_files_are_named(make: Callable[[Path], Path], message: str, tmp
     with pytest.raises(ConfigError, match=message) as error:
         recognise(path, "uint16")
     assert path.stem in str(error.value)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+EVALUATION = struct.pack("<256i", 20240522, 1, 8, *[0] * 253) + bytes(16)
+
+
+def _torch(folder: Path) -> Path:
+    torch.save({"weight": torch.zeros(3)}, folder / "ckpt.pt")
+    return folder / "ckpt.pt"
+
+
+def _beside_an_old_index(folder: Path) -> Path:
+    _write(folder, "train.idx", b"TNTIDX\0\0" + bytes(32))
+    return _write(folder, "train.bin", IDS.astype("<u2").tobytes())
+
+
+@pytest.mark.parametrize("dtype", [None, "uint16"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: _write(f, "p.bin", POINTER), r"p\.bin is a Git LFS pointer.*fetch it with git lfs pull"),
+        (lambda f: _write(f, "e.bin", EVALUATION), r"e\.bin is an evaluation set of llm\.c \(magic 20240522\)"),
+        (_torch, r"ckpt\.pt is a checkpoint of torch\.save"),
+        (lambda f: _write(f, "x.bin", gzip.compress(b"x")), r"x\.bin is gzipped: unpack it first"),
+        (_beside_an_old_index, r"train\.idx is an index of fairseq or of an older Megatron \(TNTIDX\): preprocess"),
+        (lambda f: _write(f, "only.idx", b"MMIDIDX\0\0" + bytes(32)), r"only\.idx is the index .*\.bin of the same"),
+        (
+            lambda f: _write(f, "book.txt", b"once upon a time\n" * 9),
+            r"is text and holds no ids: .*data=text data\.path",
+        ),
+        (lambda f: _write(f, "latin.txt", b"caf\xe9 " * 99), r"latin\.txt is text in another encoding than UTF-8"),
+    ],
+)
+def test_what_holds_no_ids_is_named_whatever_the_type(
+    make: Callable[[Path], Path], message: str, dtype: str | None, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        recognise(make(tmp_path), dtype)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("written", "likely"), [("uint16", "uint16"), ("uint32", "uint32"), ("uint64", "uint64")])
+def test_ids_without_a_header_need_a_word(written: str, likely: str, tmp_path: Path) -> None:
+    IDS.astype(written).tofile(tmp_path / "x.bin")
+    with pytest.raises(ConfigError, match=rf"x\.bin has no header .* nanoGPT .*: data\.dtype={likely}$"):
+        recognise(tmp_path / "x.bin", None)
+    np.testing.assert_array_equal(recognise(tmp_path / "x.bin", likely).region.map(), IDS)
+
+
+def test_the_bytes_of_text_may_be_ids(tmp_path: Path) -> None:
+    text = b"once upon a time\n" * 99
+    region = recognise(_write(tmp_path, "book.txt", text), "uint8").region
+    assert region.map().tobytes() == text
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 3), np.uint16), np.zeros(5)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_formats import IDS, WRITERS, llmc, nanogpt
+from test_formats import IDS, POINTER, WRITERS, llmc, nanogpt
 
 from stability_lab.config import ConfigError, SamplingConfig
 from stability_lab.data.loader import batch_fingerprint, build_sampler, check_length
@@ -23,7 +23,7 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def load(path: Path | str, **options: Any) -> TokenData:
-    return TokenFiles(path=str(path), **options).load(Gpt2())
+    return TokenFiles(path=str(path), **{"dtype": "uint16", **options}).load(Gpt2())
 
 
 def fingerprints(data: TokenData) -> list[str]:
@@ -132,22 +132,69 @@ def test_the_place_of_a_bad_id(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_learns_has_nothing_to_learn_from(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer=bpe learns from text"):
-        TokenFiles(path=str(_ids(tmp_path, IDS))).load(Bpe(300))
+        TokenFiles(path=str(_ids(tmp_path, IDS)), dtype="uint16").load(Bpe(300))
 
 
 def test_a_type_that_is_too_narrow_is_refused_however_it_was_asked_for(tmp_path: Path) -> None:
-    ids = IDS % 256
+    ids = np.frombuffer(b"to be or not to be, " * 250, np.uint8).astype(np.int64)
     ids[::50] = 256
     path = _ids(tmp_path, ids)
     with pytest.raises(ConfigError, match=r"ids\.bin: read as uint8, .* probably uint16: set data\.dtype=uint16"):
         TokenFiles(path=str(path), dtype="uint8").load(ByteTokenizer())
     assert TokenFiles(path=str(path), dtype="uint16").load(ByteTokenizer()).train_tokens > 4000
     np.save(tmp_path / "insists.npy", np.fromfile(path, np.uint8))
-    assert TokenFiles(path=str(tmp_path / "insists.npy")).load(ByteTokenizer()).train_tokens > 9000
+    assert TokenFiles(path=str(tmp_path / "insists.npy"), vocab_size=256).load(ByteTokenizer()).train_tokens > 9000
+
+
+@pytest.mark.parametrize("kind", ["characters", "random", "one of two shards"])
+def test_small_ids_that_cannot_be_bytes(kind: str, tmp_path: Path) -> None:
+    """Those of nanoGPT's shakespeare_char, for one: 0 to 64."""
+    ids = np.random.default_rng(0).integers(0, {"random": 200}.get(kind, 65), 5000)
+    ids[7] = {"random": 199}.get(kind, 64)
+    path, largest = _ids(tmp_path, ids), ids.max()
+    if kind == "one of two shards":
+        largest = ord("x")
+        np.frombuffer(b"good text " * 99, np.uint8).astype(np.uint16).tofile(tmp_path / "first.bin")
+    source = TokenFiles(path=str(tmp_path), dtype="uint16")
+    with pytest.raises(ConfigError, match=rf"ids\.bin: its ids are no bytes .*data\.vocab_size={largest + 1}"):
+        source.load(ByteTokenizer())
+    assert load(path, vocab_size=200).tokenizer is None
+
+
+def test_bytes_of_text_that_begin_and_end_within_a_character(tmp_path: Path) -> None:
+    text = "é🙂 naïve 你好\n".encode() * 99
+    for name, part in (("a.bin", text[:3001]), ("b.bin", text[3001:]), ("c.bin", "🙂".encode()[1:] + text[:-1])):
+        np.append(np.frombuffer(part, np.uint8), 256).astype(np.uint16).tofile(tmp_path / name)
+    assert TokenFiles(path=str(tmp_path), dtype="uint16").load(ByteTokenizer()).tokenizer is not None
+
+
+def test_all_bad_shards_of_a_mixture_are_named(tmp_path: Path) -> None:
+    for i in range(9):
+        llmc(tmp_path, IDS).rename(tmp_path / f"x_train_{i}.bin")
+    (tmp_path / "x_train_3.bin").write_bytes(POINTER)
+    with pytest.raises(ConfigError, match=r"x_train_3\.bin is a Git LFS pointer, .* git lfs pull$"):
+        load(tmp_path)
+    (tmp_path / "x_train_7.bin").write_bytes(b"x" * 99)
+    (tmp_path / "x_val_0.bin").write_bytes((tmp_path / "x_train_0.bin").read_bytes()[:-2])
+    names = r"x_train_3\.bin, x_train_7\.bin, x_val_0\.bin"
+    with pytest.raises(ConfigError, match=rf"x_train_3\.bin is a Git .*\(3 of 10 files are refused: {names}\)"):
+        load(tmp_path)
+    for i in (0, 1, 2, 4):
+        (tmp_path / f"x_train_{i}.bin").write_bytes(POINTER)
+    with pytest.raises(ConfigError, match=r"\(7 of 10 files are refused: .*x_train_4\.bin and 2 more\)"):
+        load(tmp_path)
+
+
+def test_a_tilde_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = nanogpt(tmp_path, IDS)
+    assert load("~/train.bin", val_path="~/*.bin").fingerprint == load(path, val_path=str(path)).fingerprint
+    with pytest.raises(ConfigError, match=r"data\.path=~nobody_of_this_name/x\.bin: no token file there"):
+        load("~nobody_of_this_name/x.bin")
 
 
 def test_bytes_may_go_without_an_end(tmp_path: Path) -> None:
-    path = _ids(tmp_path, IDS % 256, "uint8")
+    path = _ids(tmp_path, np.frombuffer("aé🙂\n".encode() * 99, np.uint8), "uint8")
     data = TokenFiles(path=str(path), dtype="uint8").load(ByteTokenizer())
     assert data.vocab_size == 257
     with pytest.raises(ConfigError, match=re.escape("do not fit") + "|does not fit"):
