@@ -23,14 +23,24 @@ class Kind(NamedTuple):
 _MAGICS = (
     (
         b"version https://git-lfs",
-        Kind("lfs", "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull"),
+        Kind("pointer", "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull"),
+    ),
+    (
+        b"/annex/objects/",
+        Kind("pointer", "is a pointer of git-annex, not the file itself", "fetch it with git annex get"),
     ),
     (b"\x1f\x8b\x08", Kind("gzip", "is gzipped", "unpack it first (gzip -d)")),
-    (b"BZh", Kind("bzip2", "is compressed with bzip2", "unpack it first (bzip2 -d)")),
+    *(
+        (b"BZh%d1AY&SY" % level, Kind("bzip2", "is compressed with bzip2", "unpack it first (bzip2 -d)"))
+        for level in range(1, 10)
+    ),
     (b"\xfd7zXZ\0", Kind("xz", "is compressed with xz", "unpack it first (xz -d)")),
     (b"\x28\xb5\x2f\xfd", Kind("zstd", "is compressed with Zstandard", "unpack it first (zstd -d)")),
     (b"7z\xbc\xaf\x27\x1c", Kind("7z", "is a 7z archive", "unpack it first")),
-    (b"PAR1", Kind("parquet", "is a Parquet file", "text in one is for data=text, under a name that ends in .parquet")),
+    (
+        b"PAR1\x15",
+        Kind("parquet", "is a Parquet file", "text in one is for data=text, under a name that ends in .parquet"),
+    ),
     (b"ARROW1\0\0", Kind("arrow", "is an Arrow file", "text in one is for data=hub data.name=arrow")),
     (b"\x93NUMPY", Kind("npy", "is a numpy array", "ids in one are for data=tokens")),
     (
@@ -43,7 +53,7 @@ _MAGICS = (
     ),
     (b"MMIDIDX\0\0", Kind("mmididx", "is the index of a Megatron pair", "put the .bin of the same name beside it")),
     (b"\x89HDF\r\n\x1a\n", Kind("hdf5", "is an HDF5 file")),
-    (b"GGUF", Kind("gguf", "is a model in GGUF")),
+    *((b"GGUF%c\0" % version, Kind("gguf", "is a model in GGUF")) for version in range(1, 9)),
     *((magic, Kind("ggml", "is a model in a format of ggml")) for magic in (b"lmgg", b"fmgg", b"tjgg")),
     (b"SQLite format 3\0", Kind("sqlite", "is an SQLite database")),
     (b"%PDF-", Kind("pdf", "is a PDF", "extract its text first")),

@@ -1,13 +1,17 @@
 """Files as their own programs write them are known by their first bytes; ids and text are none of them."""
 
+import bz2
 import gzip
 import io
+import lzma
 import pickle
 import struct
 import tarfile
 import zipfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -47,7 +51,8 @@ def llmc(magic: int) -> bytes:
 
 
 KINDS = [
-    ("lfs", POINTER),
+    ("pointer", POINTER),
+    ("pointer", b"/annex/objects/MD5E-s9--0123456789abcdef.bin\n"),
     ("safetensors", SAFETENSORS),
     ("safetensors", struct.pack("<Q", 2) + b"{}"),
     ("torch", written(lambda f: torch.save(WEIGHTS, f))),
@@ -69,6 +74,11 @@ KINDS = [
     ("tntidx", b"TNTIDX\0\0" + struct.pack("<4Q", 1, 8, 3, 4)),
     ("mmididx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8)),
     ("tar", tar()),
+    ("bzip2", bz2.compress(b"text")),
+    ("xz", lzma.compress(b"text")),
+    ("parquet", written(lambda f: pq.write_table(pa.table({"text": ["a"]}), f))),
+    ("parquet", written(lambda f: pq.write_table(pa.table({"text": pa.array([], pa.string())}), f))),
+    ("arrow", written(lambda f: pa.ipc.new_file(f, pa.schema([("text", pa.string())])).close())),
     ("npy", written(lambda f: np.save(f, np.arange(9)))),
     ("gguf", b"GGUF\3\0\0\0" + bytes(40)),
 ]
@@ -92,7 +102,7 @@ def test_ids_are_no_kind(dtype: str, low: int) -> None:
         assert dtype == "uint8" or not (is_utf8(content) or is_other_text(content))
 
 
-@pytest.mark.parametrize("text", ["plain words", "naïve 你好 🙂", "%", "{}", "[1]", "PKs and BZs", "# GGML"])
+@pytest.mark.parametrize("text", ["plain words", "naïve 你好 🙂", "%", "{}", "[1]", "PKs and BZh9", "GGUF is PAR1"])
 def test_text_is_no_kind(text: str) -> None:
     content = text.encode()
     assert kind_of(content, len(content)) is None

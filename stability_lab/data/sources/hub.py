@@ -123,7 +123,7 @@ class Hub(TextSource):
     def _refuse_pointers(self, path: Path) -> None:
         with self.errors(), path.open("rb") as file:
             kind = kind_of(file.read(HEAD), path.stat().st_size)
-        if kind is not None and kind.name == "lfs":
+        if kind is not None and kind.name == "pointer":
             raise ConfigError(f"data.data_files: {path} {kind.what}: {kind.todo}")
 
     def identity(self) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def text_paths(pattern: str) -> Paths:
         files = [p for p in path.rglob("*") if p.is_file()]
         paths = [p for p in files if _kind(p) in SUFFIXES] or [p for p in files if _kind(p) in (LIST, *TABLES)]
         if not paths:
-            raise ConfigError(f"data.path={pattern}: the folder holds no .txt file, nor .jsonl or .parquet.")
+            raise ConfigError(
+                f"data.path={pattern}: the folder holds no .txt file, nor .jsonl, .json, .csv or .parquet."
+            )
     elif glob.has_magic(pattern):
         paths = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
         if not paths:
@@ -64,7 +66,7 @@ def text_paths(pattern: str) -> Paths:
     else:
         raise ConfigError(
             f"data.path={pattern}: no such file or folder (from {Path.cwd()}); "
-            "give a text file, a folder of .txt, .jsonl or .parquet files, or a glob pattern."
+            "give a text file, a folder of .txt, .jsonl, .json, .csv or .parquet files, or a glob pattern."
         )
     paths = [p.absolute() for p in paths]
     root = os.path.commonpath([p.parent for p in paths])
@@ -172,7 +174,7 @@ def _are_objects(head: bytes, n: int) -> bool:
         return head.startswith(b"{")
     try:
         rows = [json.loads(line) for line in lines]
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return len(rows) == n and all(row and isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows)
 
@@ -250,7 +252,7 @@ def _json_lines(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"data.path: {path}, line {number} is not JSON ({error}).") from error
             text = _text_of(row, field, f"{path}, line {number}")
             if text is not None:
@@ -267,7 +269,7 @@ def _json_list(path: Path, field: str) -> Iterator[tuple[int, bytes]]:
     try:
         with _opened(path) as file:
             rows = json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"data.path: {path} is not JSON ({error}).") from error
     for number, row in enumerate(rows, start=1):
         text = _text_of(row, field, f"{path}, item {number}")

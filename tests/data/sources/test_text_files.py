@@ -207,6 +207,8 @@ def _write(folder: Path, name: str, content: bytes) -> Path:
         (lambda f: _write(f, "x.json", b'{\n "text": ["a", "b"]\n}'), r"x\.json is neither a JSON list .* nor JSON"),
         (lambda f: _write(f, "x.json", b'[{"text": "a"},'), r"x\.json is not JSON"),
         (lambda f: _write(f, "x.json", b'[{"text": "a"}, {"body": 1}]'), r"x\.json, item 2 has no text .*has body"),
+        (lambda f: _write(f, "x.json", b"[" * 10**6), r"x\.json is not JSON \(maximum recursion"),
+        (lambda f: _write(f, "x.jsonl", b"[" * 10**6), r"x\.jsonl, line 1 is not JSON \(maximum recursion"),
         (lambda f: _write(f, "x.csv", b"id,body\n1,a\n"), r"data\.field=text: .*row 1 .*\(the columns are id, body\)"),
         (lambda f: _write(f, "x.csv", b"id,text\n1,a\n2\n"), r"x\.csv, row 2 has no such cell"),
         (lambda f: _write(f, "x.csv", b"text\ncaf\xe9\n"), r"x\.csv is no sound table in UTF-8"),
@@ -233,7 +235,7 @@ def test_all_bad_files_of_a_mixture_are_named(tmp_path: Path) -> None:
         TextFiles(path=str(tmp_path)).documents()
 
 
-@pytest.mark.parametrize("text", ["{}\n{}\n", '{"a": 1}\nand words\n', "[1, 2]\n[3]\n", "[{x}]\n", "{\n"])
+@pytest.mark.parametrize("text", ["{}\n{}\n", '{"a": 1}\nand words\n', "[1, 2]\n[3]\n", "[{x}]\n", "{\n", "[" * 5000])
 def test_text_that_only_begins_like_json_is_text(text: str, tmp_path: Path) -> None:
     path = _write(tmp_path, "x.txt", text.encode() * 40)
     assert b"".join(piece for _, piece in TextFiles(path=str(path)).documents()) == text.encode() * 40
