@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -133,14 +134,16 @@ def _write(path: Path, made: str) -> None:
 
 
 def _publish(comparison: Comparison, runs: Sequence[RunRecord], figures: Sequence[Path], command: str) -> str:
+    from stability_lab.tracking.wandb.environment import project_of
     from stability_lab.tracking.wandb.workspace import Page, publish
 
+    usual = project_of(os.environ)
     found = Counter(
-        (tracking.get("entity"), str(tracking.get("project") or "stability_lab"))
+        (tracking.get("entity"), str(tracking.get("project") or usual))
         for run in runs
         if isinstance(tracking := run.config.get("tracking"), dict)
     )
-    (entity, project), _ = found.most_common(1)[0] if found else ((None, "stability_lab"), 0)
+    (entity, project), _ = found.most_common(1)[0] if found else ((None, usual), 0)
     page = Page(
         title=f"{', '.join(comparison.grouping.by)} on {comparison.metric}",
         command=command,

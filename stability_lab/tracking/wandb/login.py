@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stability_lab.machine.reach import no_answer
+from stability_lab.tracking.wandb.environment import drop_unusable
 
 NO_KEY = "no W&B key is configured (wandb login, or WANDB_API_KEY)"
 
@@ -16,6 +17,7 @@ def problem(timeout_s: float = 5.0) -> str | None:
         import wandb
     except ImportError as error:
         return f"wandb is not installed ({error})"
+    drop_unusable()
     wandb.setup(settings=wandb.Settings(mode="online", silent=True))
     try:
         if not wandb.login(prompt=False, verify=False):

@@ -22,6 +22,7 @@ from typing import Any
 from stability_lab.tracking.manifest import redact
 from stability_lab.tracking.run_files import EVENTS, METRICS
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
+from stability_lab.tracking.wandb.environment import NO_PROJECT, asked_mode, drop_unusable, project_of
 from stability_lab.tracking.wandb.login import NO_KEY, first_line, problem
 
 _log = logging.getLogger("stability_lab")
@@ -32,7 +33,6 @@ FILES, FOLDER = (CONFIG, MANIFEST, SUMMARY, METRICS, EVENTS), "stability_lab"
 _MOST_BYTES = 2**24  # a longer file stays on disk only: the rows are in the history anyway
 
 MODES = ("auto", "online", "offline", "disabled")
-_WANDB_MODE = {"run": "online", "shared": "online", "dryrun": "offline", "": "auto"}
 # Limits of the service on ids, names and tags; an id also becomes part of a file name.
 _MAX_ID, _MAX_NAME, _MAX_TAG = 96, 128, 64
 # An upload that has not ended by then is given up: the files on disk can still be synced.
@@ -44,11 +44,12 @@ _READ_TIMEOUT_S = 300.0
 class WandbTracking:
     """Settings of the mirror.
 
-    `mode` is `auto` (WANDB_MODE if set, else online with a configured key, else offline), `online`, `offline`
-    or `disabled`. `init_timeout_s` bounds the wait for the server, after which the run is recorded offline.
+    `project` None is WANDB_PROJECT, else `stability_lab`. `mode` is `auto` (WANDB_DISABLED or WANDB_MODE if set, else
+    online with a configured key, else offline), `online`, `offline` or `disabled`. `init_timeout_s` bounds the wait for
+    the server, after which the run is recorded offline.
     """
 
-    project: str = "stability_lab"
+    project: str | None = None
     entity: str | None = None
     mode: str = "auto"
     init_timeout_s: float = 8.0
@@ -58,8 +59,10 @@ class WandbTracking:
             raise ValueError(f"mode is {self.mode!r}, but must be one of {', '.join(MODES)}")
         if not (math.isfinite(self.init_timeout_s) and self.init_timeout_s > 0):
             raise ValueError(f"init_timeout_s is {self.init_timeout_s!r}, but must be a number of seconds > 0")
-        if not self.project:
+        if self.project == "":
             raise ValueError("project is empty, but must name a W&B project")
+        if set(self.project or "") & set(NO_PROJECT):
+            raise ValueError(f"project is {self.project!r}, but a W&B project has none of {' '.join(NO_PROJECT)}")
 
     def start(self, run_info: RunInfo) -> Tracker:
         """Open a W&B run below `run_info.dir / "wandb"`; whatever fails is one warning and no mirror."""
@@ -134,10 +137,7 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     began = time.monotonic()
     mode = tracking.mode
     if mode == "auto":
-        asked = os.environ.get("WANDB_MODE", "")
-        mode = _WANDB_MODE.get(asked, asked)
-        if mode not in MODES:
-            raise ValueError(f"WANDB_MODE is {asked!r}, but must be one of online, offline, disabled")
+        mode = asked_mode(os.environ)
     if mode == "disabled":
         return NullTracker()
 
@@ -145,6 +145,7 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
+    drop_unusable()
     files = run_info.dir.resolve() / "wandb"
     run_id = run_info.resume_id or run_id_from(run_info.name)
     with _service_log_below(files):
@@ -171,7 +172,7 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
 def _init(wandb: Any, tracking: WandbTracking, run_info: RunInfo, run_id: str, mode: str, timeout_s: float) -> Any:
     wandb.setup(settings=wandb.Settings(mode=mode, silent=True))
     run = wandb.init(
-        project=tracking.project,
+        project=tracking.project or project_of(os.environ),
         entity=tracking.entity,
         mode=mode,
         id=run_id,

@@ -282,14 +282,6 @@ def test_mode_disabled_creates_nothing(info):
     assert list(info.dir.iterdir()) == []
 
 
-def test_unknown_wandb_mode_is_one_warning(info, monkeypatch, caplog):
-    monkeypatch.setenv("WANDB_MODE", "oflline")
-    with caplog.at_level(logging.WARNING, logger="stability_lab"):
-        assert isinstance(WandbTracking().start(info), NullTracker)
-    assert len(ours(caplog)) == 1
-    assert "WANDB_MODE is 'oflline'" in caplog.text
-
-
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'wandb'"), RuntimeError("broken build")])
 def test_missing_or_broken_wandb_is_one_warning(info, monkeypatch, caplog, error):
     real = builtins.__import__
@@ -378,6 +370,7 @@ def test_logging_a_row_costs_far_less_than_a_step(info):
         ({"init_timeout_s": 0.0}, "^init_timeout_s is 0.0"),
         ({"init_timeout_s": float("nan")}, "^init_timeout_s is nan"),
         ({"project": ""}, "^project is empty"),
+        ({"project": "team/mine"}, r"^project is 'team/mine', but a W&B project has none of / "),
     ],
 )
 def test_bad_settings(options, message):
