@@ -20,7 +20,7 @@ from stability_lab.plugins.trust import code_version
 from stability_lab.run.folder import CONFIG, MANIFEST, SUMMARY, is_finished, read_object
 from stability_lab.text import flatten, written
 from stability_lab.tracking.manifest import redact, versions
-from stability_lab.tracking.run_files import EVENTS, METRICS, RunFiles
+from stability_lab.tracking.run_files import EVENTS, METRICS, RunFiles, steps_until
 from stability_lab.tracking.tracker import valid_id
 from stability_lab.training.checkpoint import NOTHING, FoundCheckpoint, adopt, find_newest
 from stability_lab.training.loop import Loop, Run
@@ -44,6 +44,7 @@ class Start:
     known: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()  # steps up to `step` whose rows are no longer in metrics.jsonl
     notices: tuple[str, ...] = ()
 
     @property
@@ -110,8 +111,9 @@ def prepare(path: Path, composed: Composed) -> Start:
             f"data: the run in {path} was trained on other data (fingerprint {known.get('data')}, and now {here}); "
             "it goes on with its own or not at all"
         )
-    notices = tuple(_notices(path, found, changed, composed.config, step))
-    return Start(True, found, step, known, read_object(path / MANIFEST), changed, notices)
+    lost = tuple(sorted(set(range(1, step + 1)) - steps_until(path / METRICS, step)))
+    notices = (*_notices(path, found, changed, composed.config, step), *_lost(lost, step))
+    return Start(True, found, step, known, read_object(path / MANIFEST), changed, lost, notices)
 
 
 def is_complete(path: Path, config: TrainConfig) -> bool:
@@ -144,6 +146,8 @@ def resumed_manifest(start: Start, first: Mapping[str, Any], argv: Sequence[str]
         "versions": versions(),
         "argv": redact(list(argv)),
     }
+    if start.lost:
+        entry["lost_rows"] = len(start.lost)
     if start.changed:
         entry["changed"] = {key: list(pair) for key, pair in start.changed.items()}
     if MAX_STEPS in start.changed:
@@ -191,6 +195,16 @@ def _notices(
         yield f"{path} has no checkpoint to go on from{why}: the run starts over"
     if MAX_STEPS in changed and step:
         yield _other_length(changed[MAX_STEPS][0], config, step)
+
+
+def _lost(lost: Sequence[int], step: int) -> Iterable[str]:
+    """The rows are not there, whoever took them; the checkpoint has what the verdict is made from."""
+    if lost:
+        yield (
+            f"{METRICS} lacks {len(lost):,} of the {step:,} rows before the checkpoint, the first of step {lost[0]:,}: "
+            f"curves will have this gap, and the verdict has none, for the checkpoint keeps the series that it judges; "
+            f"what follows an unreadable line is kept in {METRICS}.after-step-{step}-1"
+        )
 
 
 def _other_length(before: Any, config: TrainConfig, step: int) -> str:

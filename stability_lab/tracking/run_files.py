@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stability_lab.disk.files import open_file, replace_file
 
@@ -49,12 +49,7 @@ class RunFiles:
         """
         assert name not in self._open
         with (self.path / name).open("rb+") as file:
-            end = 0
-            for line in file:
-                number = (_row(line) or {}).get("step")
-                if not isinstance(number, int) or number > step:
-                    break
-                end += len(line)
+            end = sum(length for _, length in _until(file, step))
             file.seek(end)
             rest = file.read()
             if not rest:
@@ -124,6 +119,24 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number} is not a JSON object")
         rows.append(json.loads(line))
     return rows
+
+
+def steps_until(path: Path, step: int) -> set[int]:
+    """Steps up to `step` of the rows that `RunFiles.set_aside` leaves in a file; none where it is missing."""
+    try:
+        with open_file(path, "rb") as file:
+            return {number for number, _ in _until(file, step)}
+    except FileNotFoundError:
+        return set()
+
+
+def _until(file: IO[bytes], step: int) -> Iterator[tuple[int, int]]:
+    """Step and length in bytes of the lines of a file before the first one that is of a later step or no row."""
+    for line in file:
+        number = (_row(line) or {}).get("step")
+        if not isinstance(number, int) or number > step:
+            return
+        yield number, len(line)
 
 
 def _row(line: str | bytes) -> dict[str, Any] | None:

@@ -466,6 +466,34 @@ def test_any_path_can_be_resumed(killed: Path, here: Path, name: str, run_comman
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "lost", "first"),
+    [
+        (lambda lines: lines[:5], 7, 6),
+        (lambda lines: lines[:3] + lines[5:], 2, 4),
+        (lambda lines: [*lines[:8], "half a li", *lines[8:]], 4, 9),
+        (lambda lines: [], 12, 1),
+    ],
+)
+def test_rows_that_are_lost_are_told(copy: Path, whole: Path, run_command, damage: Any, lost: int, first: int) -> None:
+    """The verdict is that of all rows, and the manifest says what the curves lack."""
+    step = read(copy / "checkpoints" / "last" / "state.json")["step"]
+    lines = (copy / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    (copy / "metrics.jsonl").write_text("".join(f"{line}\n" for line in damage(lines)), encoding="utf-8")
+    shown = run_command("train", f"resume={copy}")
+    assert shown.code == 0, shown.out
+    words = f"metrics.jsonl lacks {lost} of the {step} rows before the checkpoint, the first of step {first}"
+    assert words in shown.out
+    assert read(copy / "manifest.json")["resumes"][-1]["lost_rows"] == lost
+    assert len(measured(copy)) == 24 - lost
+    ours, theirs = read(copy / "summary.json"), read(whole / "summary.json")
+    assert (ours["verdict"], ours["scores"], ours["final"]["train/loss"]) == (
+        theirs["verdict"],
+        theirs["scores"],
+        theirs["final"]["train/loss"],
+    )
+
+
 def test_a_new_run_of_if_exists_resume_is_said(here: Path, tiny_overrides, run_command) -> None:
     words = ("train", *tiny_overrides, "output_dir=.", "if_exists=resume", "trainer.max_steps=2")
     assert "notice: no run of this configuration is there yet" in run_command(*words).out

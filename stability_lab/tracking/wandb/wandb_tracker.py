@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab.tracking.manifest import redact
-from stability_lab.tracking.run_files import EVENTS, METRICS
+from stability_lab.tracking.run_files import EVENTS, METRICS, read_rows
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
 from stability_lab.tracking.wandb.environment import NO_PROJECT, asked_mode, drop_unusable, project_of
 from stability_lab.tracking.wandb.login import NO_KEY, first_line, problem
@@ -69,7 +69,10 @@ class WandbTracking:
         if self.mode == "disabled":
             return NullTracker()
         try:
-            return _start(self, run_info)
+            tracker = _start(self, run_info)
+            if run_info.resume_id is not None and isinstance(tracker, _WandbRun):
+                tracker.fill()
+            return tracker
         except Exception as error:
             _log.warning("W&B does not work here (%s); tracking=local runs without it", first_line(error))
             return NullTracker()
@@ -94,6 +97,23 @@ class _WandbRun:
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             self._run.log(dict(row))
+
+    def fill(self) -> None:
+        """Log the rows of `metrics.jsonl` that no earlier part of this run has: a kill takes what was on its way.
+
+        The parts lie on disk, also those that were recorded online; of these W&B has got the first `step` records.
+        """
+        metrics, known = self._directory / METRICS, set[Any]()
+        try:
+            for part in self._files.glob(f"*run-*-{self.id}"):
+                log = part / f"run-{self.id}.wandb"
+                if part != Path(self._run.dir).parent and log.is_file():
+                    sent = math.inf if self._offline else self._run.step
+                    rows, _ = read_offline_run(log)
+                    known |= {row.get("step") for row in rows if "tokens" in row and row.get("_step", 0) < sent}
+            self.log([row for row in read_rows(metrics) if row.get("step") not in known] if metrics.is_file() else [])
+        except (OSError, ValueError) as error:
+            _log.warning("W&B may lack rows of before the resume (%s); metrics.jsonl has them", first_line(error))
 
     def event(self, event: Mapping[str, Any]) -> None:
         if "event" not in event or "step" not in event:

@@ -159,6 +159,44 @@ def test_resumed_run_keeps_its_id_and_syncs_in_order(tmp_path, environment):
         assert first["run"]["resume"] is True
 
 
+FILL = """
+import json, logging, pathlib, sys, time
+logging.basicConfig(format="LOG %(message)s")
+from stability_lab.tracking.tracker import RunInfo
+from stability_lab.tracking.wandb.wandb_tracker import WandbTracking
+folder, had = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+info = RunInfo("a", "g", (), {}, folder)
+first = WandbTracking(mode="offline").start(info)
+first.log([{"step": step, "tokens": 16 * step} for step in had])
+first.event({"event": "spike", "step": 4})
+first.finish({}, 1)
+time.sleep(1.1)  # folders are named by the second
+rows = [{"step": step, "tokens": 16 * step, "train/loss": float("nan")} for step in range(1, 6)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + chr(10) for row in rows))
+if sys.argv[3]:
+    next(folder.glob("wandb/*/*.wandb")).write_bytes(b"damaged")
+second = WandbTracking(mode="offline").start(RunInfo("a", "g", (), {}, folder, resume_id=first.id))
+second.log([{"step": 6, "tokens": 96}])
+second.finish({}, 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("had", "damaged", "expected"),
+    [([1, 2, 3], "", [4, 5, 6]), ([1, 3, 5], "", [2, 4, 6]), ([1, 2, 3, 4, 5, 6], "", [6]), ([1], "damaged", [6])],
+)
+def test_rows_that_a_kill_took_are_filled_from_the_file(tmp_path, environment, had, damaged, expected):
+    """An event of a step is no row of it."""
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", FILL, str(tmp_path), json.dumps(had), damaged]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    parts = sorted(tmp_path.glob("wandb/offline-run-*"))
+    records = [json.loads(line) for line in inspect(parts[-1]).splitlines()]
+    assert [r["history"]["item"]["step"] for r in records if r["type"] == "history"] == expected
+    assert shown.stderr.count("LOG W&B may lack rows of before the resume") == bool(damaged)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "online"])
 def test_no_key_on_a_terminal_never_asks(tmp_path, environment, mode):
