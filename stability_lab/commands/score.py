@@ -181,8 +181,14 @@ def _head(path: Path, run: str | None, kind: str, n_rows: int) -> Block:
     return {"file": str(path), **({} if run is None else {"run": run}), "format": kind, "rows": n_rows}
 
 
-def _span(step: NDArray[np.int64]) -> dict[str, int]:
-    return {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride_of(step)}
+def _span(step: NDArray[np.int64]) -> dict[str, Any]:
+    """`gaps`, only where there are any: steps that are further apart than the stride, and the widest of them."""
+    apart, stride = np.diff(step), stride_of(step)
+    span = {"first": int(step[0]), "last": int(step[-1]), "values": step.size, "stride": stride}
+    if number := int(np.count_nonzero(apart > stride)):
+        at = int(apart.argmax())
+        return span | {"gaps": {"number": number, "widest": [int(step[at]), int(step[at + 1])]}}
+    return span
 
 
 def run_evidence(path: Path) -> tuple[Evidence, list[str]]:
@@ -228,7 +234,7 @@ def _lines(block: Block) -> Iterator[str]:
     steps = block["steps"]
     yield (
         f"  read      {block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
-        f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}"
+        f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}{_gaps(steps)}"
     )
     yield "  columns   " + ", ".join(f"{role}: {shown(column)}" for role, column in block["columns"].items())
     if "verdict" in block:
@@ -294,6 +300,14 @@ def _many(n: int, what: str) -> str:
 
 def _steps(stride: int) -> str:
     return "step" if stride == 1 else f"{stride:,} steps"
+
+
+def _gaps(steps: Mapping[str, Any]) -> str:
+    if "gaps" not in steps:
+        return ""
+    number, (before, after) = steps["gaps"]["number"], steps["gaps"]["widest"]
+    which = "a gap" if number == 1 else f"{number:,} gaps, the widest"
+    return f" but for {which} from {before:,} to {after:,}"
 
 
 def _number(value: float | None) -> str:

@@ -162,6 +162,31 @@ def test_strides_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "one every 25 steps" in table(capsys, file)
 
 
+@pytest.mark.parametrize(
+    ("steps", "gaps", "words"),
+    [
+        ([*range(1, 200), *range(900, 1100)], (1, [199, 900]), "one every step but for a gap from 199 to 900"),
+        ([*range(1, 101), *range(102, 201)], (1, [100, 102]), "one every step but for a gap from 100 to 102"),
+        (
+            [*range(10, 500, 10), *range(600, 900, 10), *range(920, 1500, 10)],
+            (2, [490, 600]),
+            "one every 10 steps but for 2 gaps, the widest from 490 to 600",
+        ),
+    ],
+)
+@pytest.mark.parametrize("metric", [True, False])
+def test_gaps_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: list[int], gaps: Any, words: str, metric: bool
+) -> None:
+    loss, _ = healthy(len(steps))
+    file = tmp_path / "a.csv"
+    file.write_text("step,loss\n" + "".join(f"{t},{v}\n" for t, v in zip(steps, loss, strict=True)), encoding="utf-8")
+    options = ["--metric", "loss"] if metric else []
+    (block,) = blocks(capsys, file, *options)
+    assert block["steps"]["gaps"] == {"number": gaps[0], "widest": gaps[1]}
+    assert f"steps {steps[0]} to {steps[-1]:,}, {words}\n" in table(capsys, file, *options)
+
+
 def test_signals_that_are_logged_at_different_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss, norm = healthy(300)
     norm[250:] = math.nan
