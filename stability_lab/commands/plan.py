@@ -83,14 +83,18 @@ def _messages_to_stderr() -> None:
 
 
 def plan(command: CommandLine, started: float, timed: bool = True) -> dict[str, Any]:
-    """`jobs`, one dict a job, `start_up_s` of the command and `total_eta_s`. ConfigError before anything is timed.
+    """`jobs`, one dict a job, `workers`, `start_up_s` of the command and `total_eta_s`.
 
-    Not `timed`: what a measurement would give is None.
+    ConfigError before anything is timed. Not `timed`: what a measurement would give is None.
     """
     composed = compose_jobs(command)
     from stability_lab.build import check
     from stability_lab.run.cost import facts
+    from stability_lab.run.workers import makespan, of_a_sweep, workers_of
 
+    workers = 1
+    if command.multirun:
+        composed, workers = of_a_sweep(composed), workers_of(composed)
     for job in composed:
         check(job.config)
     jobs = [facts(job) for job in composed]
@@ -98,14 +102,20 @@ def plan(command: CommandLine, started: float, timed: bool = True) -> dict[str, 
     for job, overrides, composed_job in zip(jobs, command.jobs, composed, strict=True):
         job["job"] = _name(composed_job.config, overrides, command.swept)
     if not timed:
-        return {"jobs": [job | _UNTIMED for job in jobs], "start_up_s": start_up, "total_eta_s": None}
+        return {
+            "jobs": [job | _UNTIMED for job in jobs],
+            "workers": workers,
+            "start_up_s": start_up,
+            "total_eta_s": None,
+        }
     timings = _timings([job.config for job in composed], jobs)
     for job, composed_job, timing in zip(jobs, composed, timings, strict=True):
         job |= _costs(composed_job.config, job, timing)
-    total = start_up + sum(job["eta_s"] for job in jobs)
+    # Each worker starts as the command itself did.
+    total = start_up * (1 if workers == 1 else 2) + makespan([job["eta_s"] for job in jobs], workers)
     if not command.multirun:
         jobs[0]["eta_s"], jobs[0]["times"]["start_up"] = total, start_up
-    return {"jobs": jobs, "start_up_s": start_up, "total_eta_s": total}
+    return {"jobs": jobs, "workers": workers, "start_up_s": start_up, "total_eta_s": total}
 
 
 def _name(config: TrainConfig, overrides: Sequence[str], swept: Sequence[str]) -> str:
@@ -220,7 +230,8 @@ def _table(result: Mapping[str, Any]) -> str:
         step, eta = f"{about}{timing['step_s']:.4g}", about + duration(job["eta_s"])
         counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}"
         rows.append((str(number), *counts, step, _bytes(job["memory_bytes"]), eta, job["job"]))
-    total = f"{len(result['jobs'])} jobs, one after the other: {duration(result['total_eta_s'])}"
+    at_once = "one after the other" if result["workers"] == 1 else f"{result['workers']} at once"
+    total = f"{len(result['jobs'])} jobs, {at_once}: {duration(result['total_eta_s'])}"
     return "\n".join([*aligned(rows), total, *_notices(result)])
 
 

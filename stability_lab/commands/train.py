@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,10 @@ def main(argv: Sequence[str]) -> int:
         composed = [_of_the_run(command, resumed)]
     from stability_lab.build import check
 
+    if command.multirun:
+        from stability_lab.run.workers import of_a_sweep
+
+        composed = of_a_sweep(composed)
     for job in composed:
         check(job.config, must_fit=True)
     if any(job.config.trainer.deterministic for job in composed):
@@ -139,10 +144,16 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
         console.set_up_worker()
         deaf()
         share_threads(workers)
+    if journal.only is not None and number not in journal.only:
+        return 0
     if (why := journal.stopped()) is not None:
         _log.debug("job %d does not start: %s", number, why)
         return 0
     journal.started(number, workers)
+    if os.getpid() != journal.pid:
+        from stability_lab.run.workers import take_device
+
+        take_device(journal.worker())
     started = time.time()
     try:
         with allowing(journal.allowed):
@@ -174,46 +185,72 @@ def _workers(hydra_config: Any, jobs: int) -> int:
 
 
 def _sweep(command: CommandLine, composed: list[Composed]) -> int:
-    launcher = _launcher(command)
-    first = composed[0].config
+    from stability_lab.run.workers import words_of, workers_of
+
+    first, named = composed[0].config, _launcher(command)
+    words = words_of(composed, named)
+    launcher = named or ("joblib" if "hydra/launcher=joblib" in words else "basic")
     # Without the version of the code: the command of yesterday goes on in the folder of yesterday.
     group = first.group or sweep_name(command.swept, (fingerprint(typed_options(job.plain), "") for job in composed))
     folder = Path(first.output_dir) / group
     make_folder(folder)
     journal = new_journal(folder, len(composed), tuple(command.swept), first.sweep.fail_fast, launcher != "basic")
-    runs = "1 run" if len(composed) == 1 else f"{len(composed)} runs"
-    _log.info("sweep of %s in %s%s", runs, folder, f", by {launcher}" if launcher != "basic" else "")
-    code = 0
-    try:
-        with stoppable(journal), console.sweep(), told(journal):
-            _run_hydra(command, [f"++group={quoted(group)}", f"hydra.sweep.dir={quoted(str(folder))}"], journal)
-    except KeyboardInterrupt:
-        code = EXIT_CODES[CTRL_C]
-    except Terminated:
-        code = EXIT_CODES[SIGTERM]
-    except SystemExit:  # Hydra has said what it was
-        code = 1
-    except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
-        _log.error(
-            "hydra/launcher=%s: a worker ended before its job (%s), as when memory runs out; the same command trains "
-            "what is missing, one job at a time with hydra/launcher=basic",
-            launcher,
-            type(error).__name__,
-        )
-        _log.debug("traceback", exc_info=error)
-        code = 1
+    workers = workers_of(composed)
+    by = f", by {named}" if named else f", {workers} at once" if workers > 1 else ""
+    _log.info("sweep of %s in %s%s", "1 run" if len(composed) == 1 else f"{len(composed)} runs", folder, by)
+    words += [f"++group={quoted(group)}", f"hydra.sweep.dir={quoted(str(folder))}"]
+    with console.sweep(), told(journal):
+        code = _rounds(command, words, journal) if launcher == "joblib" else _round(command, words, journal)
     return finish(journal, sys.argv, command.jobs, first.sweep.strict, code)
 
 
-def _launcher(command: CommandLine) -> str:
-    """The launcher of a sweep. ConfigError where its package is missing: Hydra would end with a traceback."""
-    name = "basic"
+def _round(command: CommandLine, words: list[str], journal: Journal) -> int:
+    """Let Hydra run the jobs; the exit code is that of an interruption, or 1 where the launcher gave up."""
+    try:
+        with stoppable(journal):
+            _run_hydra(command, words, journal)
+    except KeyboardInterrupt:
+        return EXIT_CODES[CTRL_C]
+    except Terminated:
+        return EXIT_CODES[SIGTERM]
+    except SystemExit:  # Hydra has said what it was
+        return 1
+    except Exception as error:  # a worker that was killed takes its launcher down, and not what the others have done
+        _log.warning(
+            "a worker ended before its job (%s), as where memory runs out; sweep.workers=1 trains one job at a time",
+            type(error).__name__,
+        )
+        _log.debug("traceback", exc_info=error)
+        return 1
+    return 0
+
+
+def _rounds(command: CommandLine, words: list[str], journal: Journal) -> int:
+    """A worker that is killed, as where memory runs out, takes the others with it. So each job that was running is
+    started once more, alone, and then the rest together."""
+    alone: set[int] = set()
+    only: tuple[int, ...] | None = None
+    while True:
+        known = len(journal.records())
+        code = _round(command, words, replace(journal, only=only))
+        if code > 1 or journal.stopped() is not None or len(journal.records()) == known:
+            return code
+        lost, jobs = set(journal.running()), set(range(1, journal.total + 1))
+        only = tuple(sorted(lost - alone)[:1])
+        for job in only:
+            _log.warning("job %d lost its process: it is started once more, alone", job)
+        alone.update(only)
+        only = only or tuple(jobs - set(journal.results()) - alone)
+        if not only:
+            return 0
+
+
+def _launcher(command: CommandLine) -> str | None:
+    """The launcher that the command names; ConfigError where its package is missing, for Hydra gives a traceback."""
+    name = None
     for line in command.overrides:
         if line.lstrip("+").startswith("hydra/launcher="):
             name = line.partition("=")[2]
-    package = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher"}.get(
-        name.replace("submitit_slurm", "submitit_local")
-    )
-    if package is not None and not plugin_installed(package):
+    if name is not None and name.startswith("submitit") and not plugin_installed("hydra_submitit_launcher"):
         raise ConfigError(f"hydra/launcher={name}: needs a package; pip install 'stability-lab[sweep]'")
     return name

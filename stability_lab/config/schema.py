@@ -145,6 +145,7 @@ class StabilityConfig:
 class SweepConfig:
     strict: bool = _key("writing")
     fail_fast: bool = _key("writing")
+    workers: int | Literal["auto"] = _key("writing", ge=1, le=1024)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stability_lab import __version__
 from stability_lab.compare.run_record import RunRecord, read_run
-from stability_lab.compose import Composed, compose_jobs, plugin_installed, read_command_line
+from stability_lab.compose import Composed, compose_jobs, read_command_line
 from stability_lab.config import from_plain
 from stability_lab.machine.cores import cores
 from stability_lab.plugins.instantiate import typed_options
@@ -70,7 +70,7 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
     device = ["trainer.device=cpu", "trainer.threads=1"] if scale_name == "cpu" else ["trainer.device=cuda"]
     axes = [f"optimizer.lr={','.join(map(str, scale.lrs))}"] if scale.lrs else []
     axes += [f"seed={','.join(map(str, scale.seeds))}", f"output_dir={RUNS}", f"group={group_of(part, scale_name)}"]
-    launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={workers}"] if workers > 1 else []
+    launcher = [f"sweep.workers={workers}"]
     made = []
     for setting, setting_words in part.settings_at(scale_name).items():
         for arm, arm_words in part.arms.items():
@@ -193,7 +193,7 @@ def flops_and_parameters(job: PlannedRun) -> tuple[int, int]:
 def workers_of(part: Part, scale: str) -> int:
     """On a GPU runs follow each other; on a CPU each core has one, with one thread."""
     most = part.scales[scale].workers
-    if scale != "cpu" or not plugin_installed("hydra_joblib_launcher"):
+    if scale != "cpu":
         return 1
     return cores() if most is None else min(most, cores())
 

@@ -50,6 +50,7 @@ class Journal:
     fail_fast: bool
     parallel: bool
     allowed: tuple[str, ...]  # packages whose classes a worker may import
+    only: tuple[int, ...] | None = None  # the jobs that may start; None: all
 
     def started(self, job: int, workers: int) -> None:
         process = {"pid": os.getpid(), "host": socket.gethostname(), "workers": workers}
@@ -82,6 +83,11 @@ class Journal:
         started = {record["job"]: record["pid"] for record in here if record.get("event") == "started"}
         ended = self.results()
         return {job: pid for job, pid in started.items() if job not in ended}
+
+    def worker(self) -> int:
+        """The number of this process among those on this machine that have started a job."""
+        here = [record for record in self.records() if record.get("host") == socket.gethostname()]
+        return list(dict.fromkeys(record["pid"] for record in here)).index(os.getpid())
 
     def stopped(self) -> str | None:
         """Why no further job may start."""

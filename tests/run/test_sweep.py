@@ -17,10 +17,12 @@ import pytest
 from stability_lab import cli
 from stability_lab.run.sweep import IN_USE, NOT_RUN, RESULT, finish, new_journal, told
 
+ONE = "sweep.workers=1"
+
 
 @pytest.fixture
 def words(tiny_overrides: tuple[str, ...], tmp_path: Path) -> list[str]:
-    return ["train", "-m", *tiny_overrides, f"output_dir={tmp_path}", "group=sweep", "trainer.max_steps=8"]
+    return ["train", "-m", *tiny_overrides, f"output_dir={tmp_path}", "group=sweep", "trainer.max_steps=8", ONE]
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(words: list[str], tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_each_launcher_with_a_failing_and_a_diverging_job(words: list[str], tmp_path: Path, launcher: str) -> None:
+    words.remove(ONE)
     process = start([*words, f"hydra/launcher={launcher}", FAULTS.removesuffix(",null")], cwd=tmp_path)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 1, out
@@ -153,8 +156,8 @@ def test_each_launcher_with_a_failing_and_a_diverging_job(words: list[str], tmp_
 
 @pytest.mark.slow
 def test_workers_stop_with_a_checkpoint_when_the_first_process_is_told_to(words: list[str], tmp_path: Path) -> None:
-    words = [*words, "seed=0,1,2", "trainer.max_steps=100000", "trainer.checkpoint_every=100", "hydra/launcher=joblib"]
-    process = start([*words, "hydra.launcher.n_jobs=2"])
+    words = [*words, "seed=0,1,2", "trainer.max_steps=100000", "trainer.checkpoint_every=100"]
+    process = start([*words, "sweep.workers=2"])
     wait_for(tmp_path, "sweep/*/checkpoints/*", 2)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
@@ -170,6 +173,9 @@ def test_workers_stop_with_a_checkpoint_when_the_first_process_is_told_to(words:
         (["hydra/launcher=joblb", "seed=0,1"], "joblb"),
         (["sweep.strict=maybe", "seed=0,1"], "sweep.strict"),
         (["sweep.fail_fst=true", "seed=0,1"], "did you mean fail_fast"),
+        (["sweep.workers=0", "seed=0,1"], "sweep.workers=0: must be 1 or more"),
+        (["sweep.workers=all", "seed=0,1"], "sweep.workers=all: must be a whole number or auto"),
+        (["hydra/launcher=joblib", "seed=0,1"], "sweep.workers=1: hydra/launcher=joblib has options of its own"),
     ],
 )
 def test_bad_options_of_a_sweep(words, tmp_path: Path, capsys, options: list[str], message: str) -> None:
@@ -186,9 +192,46 @@ def test_a_launcher_that_is_not_installed_is_named(words, tmp_path: Path, capsys
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("stability_lab.compose.find_spec", missing)
-    assert cli.run([*words, "hydra/launcher=joblib", "seed=0,1"]) == 2
+    words.remove(ONE)
+    assert cli.run([*words, "hydra/launcher=submitit_local", "seed=0,1"]) == 2
     assert "pip install 'stability-lab[sweep]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_has_the_same_bits_however_many_run_beside_it(words: list[str], tmp_path: Path) -> None:
+    words = [word for word in words if not word.startswith(("trainer.threads", "group"))]
+    for workers in (1, 2):
+        assert cli.run([*words, "seed=0,1,2", f"group=g{workers}", f"sweep.workers={workers}"]) == 0
+    assert cli.run([*words[:1], *words[2:], "seed=1", "group=alone", "trainer.threads=1"]) == 0
+    rows = {path.parent: losses(path) for path in tmp_path.glob("*/*/metrics.jsonl")}
+    for (path,) in (tmp_path.glob(f"g2/*seed{seed}*") for seed in (0, 1, 2)):
+        assert rows[path] == rows[tmp_path / "g1" / path.name]
+    (alone,), (beside,) = tmp_path.glob("alone/*"), tmp_path.glob("g2/*seed1*")
+    assert rows[alone] == rows[beside]
+    pids = {record["pid"] for record in journal_of(tmp_path / "g2") if "pid" in record}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def losses(path: Path) -> list[tuple[Any, ...]]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [tuple(value for key, value in row.items() if not key.startswith("perf/")) for row in rows]
+
+
+def journal_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_own_job_alone(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "sweep.workers=2", "if_exists=overwrite", "trainer.max_steps=200"]
+    process = start([*words, "debug.inject=kill@3,null", "seed=0,1"], cwd=tmp_path)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, out
+    assert states(tmp_path) == ["failed", "failed", "completed", "completed"]
+    assert "its process ended without a word" in out
+    assert "job 1 lost its process: it is started once more, alone" in out
 
 
 # The journal alone
