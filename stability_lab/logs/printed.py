@@ -16,6 +16,7 @@ Row = dict[str, Any]
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
 _NAMED_VALUE = re.compile(r"\s{2,}[A-Za-z][^=\n]*=\S+\s*")
+_WORD = re.compile(r"[A-Za-z]{2}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Lines in which a format is looked for: some logs begin with the program that wrote them.
 _SAMPLE = 20_000
@@ -188,6 +189,8 @@ def recognised(path: Path, encoding: str) -> Printed | None:
     """The format of a printed log, if one of them finds its lines in it."""
     found = dict.fromkeys((*FORMATS, _ANY), 0)
     for line in islice(_lines(path, encoding), _SAMPLE):
+        if not _WORD.search(line):  # a row of a table
+            continue
         for kind in found:
             match = kind.pattern.search(line)
             found[kind] += match is not None and (kind is not _ANY or _any_line(match) is not None)
