@@ -36,7 +36,7 @@ _HYDRAS_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hy
 _SILENT = {"version": 1, "root": None, "disable_existing_loggers": False}  # Hydra's logging `none`
 # There is one root file, and every job is checked.
 _REFUSED = ("--config-path", "--config-name", "--experimental-rerun")
-_SHOWS_SOMETHING = ("help", "hydra_help", "cfg", "info", "shell_completion", "version")
+_SHOWS_SOMETHING = ("help", "cfg", "info", "shell_completion", "version")
 
 
 class CommandLine(NamedTuple):
@@ -89,6 +89,10 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
             raise ConfigError(f"{flag}: is not supported; add a folder of configs with --config-dir")
     if args.shell_completion:
         raise ConfigError("--shell-completion: is not supported")
+    if args.hydra_help:
+        raise ConfigError(
+            "--hydra-help: is not supported; --help explains the flags, and --cfg hydra shows the section"
+        )
     if args.multirun and (args.cfg or args.info):
         flag = "--cfg" if args.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run; leave out -m (plan with the same words shows a sweep)")
@@ -199,7 +203,7 @@ def _parser() -> Parser:
     for flags in ("-p --package", "-cd --config-dir", "-cp --config-path", "-cn --config-name", "--experimental-rerun"):
         parser.add_argument(*flags.split())
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    parser.add_argument("-i", "--info", nargs="?", const="all")
+    parser.add_argument("-i", "--info", choices=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"))
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("overrides", nargs="*")
     return parser

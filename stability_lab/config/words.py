@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from stability_lab.config.schema import ConfigError
@@ -51,12 +52,16 @@ def quoted(text: str) -> str:
 
 
 def check_dashes(argv: Sequence[str]) -> None:
-    """ConfigError for overrides that are written as flags, as a W&B agent does by default."""
-    dashed = [
-        token for token in argv if token.startswith("--") and "=" in token and token.partition("=")[0] not in _FLAGS
-    ]
+    """ConfigError for overrides that are written as flags, as a W&B agent does by default, also without `=`."""
+    dashed = []
+    for token, value in pairwise([*argv, "-"]):
+        if token.startswith("--") and token.partition("=")[0] not in _FLAGS:
+            if "=" in token:
+                dashed.append(token)
+            elif not value.startswith("-") and "=" not in value:
+                dashed.append(f"{token} {value}")
     if dashed:
-        right = " ".join(token[2:] for token in dashed)
+        right = " ".join(token[2:].replace(" ", "=", 1) for token in dashed)
         raise ConfigError(
             f"{' '.join(dashed)}: write {right}, without the dashes (in a W&B sweep: ${{args_no_hyphens}} as command)"
         )

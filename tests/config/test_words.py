@@ -12,6 +12,7 @@ from stability_lab.config import ConfigError
 from stability_lab.config.words import literal
 
 NAMES = ["1_1_1", "2024_01_15", "1e5", "0123", "true", "nan", "a-b.c", "-1", "été", "a b", "x=1"]
+NAMES += ["00", "1.", "+7", "0x1F", "1_000.5", "1e-3_2", "NaN", "True", "inf", "2024-01-15", "12:30"]
 PATHS = [
     "données/x.txt",
     "a=b.txt",
@@ -24,6 +25,12 @@ PATHS = [
     "a|b",
     "a,b",
     "~/x",
+    "x{1}.txt",
+    "a;b",
+    "100%",
+    "a\\'b",
+    "日本/テキスト.txt",
+    "x y/[z](1)=2, é.txt",
 ]
 
 
@@ -60,6 +67,16 @@ def test_sweeps_lists_and_what_is_quoted_already() -> None:
     ("words", "sentence"),
     [
         (["--optimizer.lr=0.01", "--seed=1"], "write optimizer.lr=0.01 seed=1, without the dashes (in a W&B sweep: "),
+        (["--optimizer.lr", "0.01", "--seed", "1"], "write optimizer.lr=0.01 seed=1, without the dashes"),
+        (["seed=1", "--group=x"], "--group=x: write group=x, without the dashes"),
+        (["--seed", "model.d_model=32"], "unrecognized arguments: --seed"),
+        (["seed=1", "--hydra-help"], "--hydra-help: is not supported"),
+        (["seed=1", "--info"], "argument -i/--info: expected one argument"),
+        (["--info", "seed=1"], "argument -i/--info: invalid choice: 'seed=1'"),
+        (["--resolve"], "--resolve: goes with --cfg job"),
+        (["--experimental-rerun", "x.pickle"], "--experimental-rerun: is not supported"),
+        (["--shell-completion", "uninstall=zsh"], "--shell-completion: is not supported"),
+        (["-m", "seed=0,1", "--info", "all"], "--info: shows one run; leave out -m"),
         (["-m", "seed=0,1", "--cfg", "job"], "--cfg: shows one run; leave out -m"),
         (["-m", "seed=0,1", "--cfg", "hydra"], "--cfg: shows one run; leave out -m"),
         (["--shell-completion", "install=bash"], "--shell-completion: is not supported"),
