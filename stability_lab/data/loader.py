@@ -200,16 +200,14 @@ def validation_starts(n_tokens: int, seq_len: int, n_windows: int) -> Ids:
 
 
 def check_length(data: TokenData, seq_len: int) -> None:
-    """Raises ConfigError where the training or the validation split holds no window of seq_len + 1 ids."""
-    sizes = {"validation": data.val_tokens} if data.stream else {}
-    sizes = sizes or {"training": data.train_tokens, "validation": data.val_tokens}
-    for split, tokens in sizes.items():
-        if tokens < seq_len + 1:
-            longest = min(sizes.values()) - 1
-            fits = (
-                f"the longest context that fits this data is {longest}" if longest > 0 else "no context fits; give more"
-            )
-            raise ConfigError(f"model.seq_len={seq_len}: the {split} split has only {tokens} token(s); {fits}.")
+    """Raises ConfigError where a split holds no window of seq_len + 1 ids; it names the one that limits the context."""
+    sizes = {} if data.stream else {"training": data.train_tokens}
+    sizes["validation"] = data.val_tokens
+    split, tokens = min(sizes.items(), key=lambda item: item[1])
+    if tokens < seq_len + 1:
+        longest = tokens - 1
+        fits = f"the longest context that fits this data is {longest}" if longest > 0 else "no context fits; give more"
+        raise ConfigError(f"model.seq_len={seq_len}: the {split} split has only {tokens} token(s); {fits}.")
 
 
 def batch_fingerprint(array: npt.NDArray[np.integer]) -> str:

@@ -105,7 +105,13 @@ def _token_data(train: int, val: int) -> TokenData:
 
 @pytest.mark.parametrize(
     ("train", "val", "split", "longest"),
-    [(500, 100, "validation", 99), (100, 500, "training", 99), (100, 50, "training", 49)],
+    [
+        (500, 100, "validation", 99),
+        (100, 500, "training", 99),
+        (100, 50, "validation", 49),  # both are too short, and validation limits
+        (50, 100, "training", 49),
+        (60, 60, "training", 59),
+    ],
 )
 def test_context_longer_than_the_data(train: int, val: int, split: str, longest: int) -> None:
     data = _token_data(train, val)
