@@ -133,3 +133,28 @@ def test_a_run_whose_configuration_is_damaged(tmp_path: Path, name: str, content
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=why):
         main([f"resume={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RuntimeError("first line\nsecond"), r"RuntimeError(first line\nsecond)"),
+        (KeyError("a key"), "KeyError('a key')"),
+        (ValueError(), "ValueError()"),
+    ],
+)
+def test_a_job_of_a_sweep_that_ends_as_nobody_expects(
+    error: Exception,
+    shown: str,
+    tiny_overrides: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("stability_lab.commands.train._execute", broken)
+    words = ["-m", *tiny_overrides, f"output_dir={tmp_path}", "group=sweep", "seed=0", "sweep.workers=1"]
+    assert main(words) == 1
+    (job,) = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    assert job["reason"] == f"an error that nothing here expects, {shown}"
