@@ -20,7 +20,7 @@ from stability_lab.config import ConfigError
 from stability_lab.data.network import hub_error, use_hub
 from stability_lab.data.source import Documents
 from stability_lab.data.tokenizer import Ids, tokenizers_library
-from stability_lab.disk.files import why_unreadable
+from stability_lab.disk.files import read_text, why_unreadable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -95,7 +95,7 @@ class JsonTokenizer:
 
     def _text(self) -> str:
         try:
-            return Path(os.path.expanduser(self.path)).read_text(encoding="utf-8")
+            return read_text(Path(os.path.expanduser(self.path)))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise ConfigError(

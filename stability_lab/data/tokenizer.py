@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.data.source import Documents
-from stability_lab.disk.files import replace_file
+from stability_lab.disk.files import read_text, replace_file
 
 if TYPE_CHECKING:
     import tokenizers
@@ -249,7 +249,7 @@ def _load(path: Path, entries: int) -> "tokenizers.Tokenizer | None":
     """The saved tokenizer; None where the file is missing, damaged or of another size."""
     library = tokenizers_library()
     try:
-        backend = library.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        backend = library.Tokenizer.from_str(read_text(path))
     except Exception:  # the library raises nothing narrower for a damaged file
         return None
     return backend if backend.get_vocab_size() == entries else None

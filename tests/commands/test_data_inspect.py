@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import pickle
 import re
 import struct
@@ -96,6 +97,8 @@ def test_a_run_and_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     ("words", "message"),
     [
         (["nowhere.bin"], "cannot be read"),
+        (["fifo.bin"], "cannot be read (it is a FIFO and no file)"),
+        (["/dev/zero"], "cannot be read (it is a device and no file)"),
         (["."], "neither a run's folder"),
         (["x.bin", "--dtype", "uint64"], "is it of another --dtype"),
         (["x.bin", "--dtype", "uint16", "--tokenizer", "bytes"], "id 257 at offset 257 is not in a vocabulary of 257"),
@@ -112,6 +115,7 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     np.arange(1000, dtype=np.uint16).tofile("x.bin")
+    os.mkfifo("fifo.bin")
     assert cli.run(["data", "inspect", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

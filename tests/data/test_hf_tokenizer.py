@@ -1,5 +1,6 @@
 """Any tokenizer.json: the ids of the library, marks where documents end and begin, and bytes where they are known."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -127,7 +128,8 @@ def test_what_is_wrong_is_named(text: str, options: dict[str, str], message: str
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    for name in ("none.json", ""):
+    os.mkfifo(tmp_path / "fifo.json")
+    for name in ("none.json", "", "fifo.json"):
         with pytest.raises(ConfigError, match=r"tokenizer\.path=.*cannot be read"):
             JsonTokenizer(str(tmp_path / name)).fit([], tmp_path)
 

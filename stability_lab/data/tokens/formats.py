@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from stability_lab.config import ConfigError
 from stability_lab.disk.content import HEAD, is_other_text, is_utf8, kind_of
+from stability_lab.disk.files import open_file
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
 LLMC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
@@ -83,7 +84,7 @@ def recognise(path: Path, raw_dtype: str | None, option: str = "data.dtype") -> 
     path = megatron_ids(path)
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path, "rb") as file:
             head = file.read(HEAD)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error

@@ -41,7 +41,7 @@ from stability_lab.data.tokens.prepared import (
     regions,
 )
 from stability_lab.data.tokens.scan import scan
-from stability_lab.disk.files import replace_file
+from stability_lab.disk.files import read_text, replace_file
 from stability_lab.disk.lock import Held, Lock, acquire
 
 SHARD_TOKENS = 10**8
@@ -134,7 +134,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _resumed(folder: Path, key: dict[str, Any]) -> dict[str, Any]:
     """What is known after the last complete shard. `chain` is a hash over the hashes of all documents so far."""
     try:
-        saved = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        saved = json.loads(read_text(folder / PROGRESS))
     except (OSError, ValueError):
         split = {"tokens": 0, "documents": 0, "text_bytes": 0, "largest_id": -1}
         splits = {name: {"shards": [], **split} for name in SPLITS}

@@ -20,6 +20,7 @@ from stability_lab.data.tokenizer import TokenizerOptions, fit_without_text
 from stability_lab.data.tokens.formats import Region
 from stability_lab.data.tokens.scan import scan
 from stability_lab.data.tokens.shards import as_tokens
+from stability_lab.disk.files import read_text
 from stability_lab.disk.lock import LOCK
 
 FORMAT = "stability_lab-tokens-1"
@@ -36,7 +37,7 @@ _SHARD_KEYS = ("file", "documents_file", "tokens", "documents", "sha256")
 def is_prepared(folder: Path) -> bool:
     """Whether a finished `data prepare` lies there."""
     try:
-        return json.loads((folder / SIDECAR).read_text(encoding="utf-8"))["format"] == FORMAT
+        return json.loads(read_text(folder / SIDECAR))["format"] == FORMAT
     except (OSError, ValueError, TypeError, KeyError):
         return False
 
@@ -80,7 +81,7 @@ def open_prepared(folder: Path, tokenizer: TokenizerOptions) -> TokenData:
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
     """The sidecar of a finished preparation; ConfigError where something in it is missing or does not add up."""
-    meta = json.loads((folder / SIDECAR).read_text(encoding="utf-8"))
+    meta = json.loads(read_text(folder / SIDECAR))
     try:
         parts = [(meta, _KEYS), *((meta[split], _SPLIT_KEYS) for split in SPLITS)]
         parts += [(shard, _SHARD_KEYS) for split in SPLITS for shard in meta[split]["shards"]]

@@ -19,7 +19,7 @@ from stability_lab.config import ConfigError
 from stability_lab.data.repeats import Repetition, repeated_runs
 from stability_lab.data.tokens.formats import Region
 from stability_lab.data.tokens.memmap import cache_dir, entropy, ids_dtype
-from stability_lab.disk.files import replace_file
+from stability_lab.disk.files import read_text, replace_file
 
 SLOW = 2 * 10**8
 """From so many ids on the pass takes seconds, and is announced."""
@@ -56,7 +56,7 @@ def scan(regions: Sequence[Region], vocab_size: int, advice: str | None = None) 
         key.append(f"{region.path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}:{region.offset}:{region.dtype.str}")
     cached = cache_dir() / f"scan-{hashlib.sha256(chr(10).join(key).encode()).hexdigest()[:32]}.json"
     try:
-        return Scan(**json.loads(cached.read_text(encoding="utf-8")))
+        return Scan(**json.loads(read_text(cached)))
     except (OSError, ValueError, TypeError):
         known = _scan(regions, vocab_size, advice)
         replace_file(cached, json.dumps(asdict(known)))
