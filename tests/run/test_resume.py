@@ -396,6 +396,7 @@ def test_a_sweep_goes_on_where_it_was_killed(tmp_path: Path, tiny_overrides) -> 
     What is only written, and where, may be said otherwise each time.
     """
     words = (*tiny_overrides, *HARD, "-m", "seed=0,1", "debug.inject=null,kill@11", "output_dir=parts")
+    words += ("sweep.workers=1",)  # in this process, which the fault then kills
     done = start(tmp_path, *words)
     assert done.returncode == -signal.SIGKILL
     (folder,) = (tmp_path / "parts").iterdir()
