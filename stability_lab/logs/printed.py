@@ -20,6 +20,7 @@ _WORD = re.compile(r"[A-Za-z]{2}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Lines in which a format is looked for: some logs begin with the program that wrote them.
 _SAMPLE = 20_000
+_LONGEST = 4_000  # characters of a line that are looked at
 
 
 # The words of a loss, a gradient norm and so on in lines of any program, with `_` for blanks.
@@ -178,7 +179,7 @@ FORMATS = (
 _ANY = Printed(
     "printed lines of steps and losses",
     re.compile(
-        r"(?i)(?:\bepoch\b[\s:=#\[(]*(?P<epoch>\d+)\b.*?)?\b(?:global[_ ]?step|steps?|iter|iteration)\b[\s:=#\[(]*"
+        r"(?i)(?:\bepoch\b[\s:=#\[(]*(?P<epoch>\d+)\b.{0,60}?)?\b(?:global[_ ]?step|steps?|iter|iteration)\b[\s:=#\[(]*"
         r"(?P<step>\d+)\b(?P<rest>.*loss.*)"
     ),
     _any_line,
@@ -206,7 +207,7 @@ def printed_rows(path: Path, encoding: str, kind: Printed) -> Iterator[Row]:
 
 
 def _lines(path: Path, encoding: str) -> Iterator[str]:
-    """Lines without colours; a progress bar writes its states into one line, between carriage returns.
+    """The begins of lines, without colours; a progress bar writes its states into one line, between carriage returns.
 
     Indented lines `name=value` belong to the line before them.
     """
@@ -216,7 +217,7 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
             for part in line.split("\r"):
                 if not part.strip():
                     continue
-                bare = _COLOURS.sub("", part.rstrip("\n"))
+                bare = _COLOURS.sub("", part[:_LONGEST].rstrip("\n"))
                 if whole and _NAMED_VALUE.fullmatch(bare):
                     whole += "\n" + bare
                     continue

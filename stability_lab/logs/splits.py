@@ -90,21 +90,26 @@ def by_runs(source: Source, signals: Sequence[str], steps: str | None, asked: st
     """The runs of a table in which a column names them; or the source as it is.
 
     A column names runs if the steps of all rows do not rise, and those of each of its words do, or fall back half as
-    often at most. ConfigError where the column that was asked for is not there.
+    often at most; without steps, if its name is that of runs. ConfigError where the column that was asked for is not
+    there.
     """
-    rows = np.flatnonzero(rows_with(source, signals))
     if asked is not None:
-        return _named(source, [column_named(source, "runs_by", asked)], rows)
+        return _named(source, [column_named(source, "runs_by", asked)], signals)
+    # A gradient norm may stand in a row of its own beside the loss of its step.
+    rows = np.flatnonzero(source.numbers(signals[0]).known)
     order = _steps(source, steps, rows)
     if order is not None and np.all(np.diff(order) > 0):
         return [source]
     known = _candidates(source, signals, steps, rows)
+    if order is None:
+        best = [column for column in known if _name(column) in RUNS]
+        return _named(source, best, signals) if best else [source]
     tried = [*([column] for column in known), *(list(pair) for pair in combinations(known, 2)), known]
     faults = {tuple(columns): _faults(source, columns, rows, order) for columns in tried if columns}
     best = min(faults, key=faults.__getitem__, default=())  # the first of equals
     # Of a run that was resumed the steps fall back, too.
-    enough = 0 if order is None else np.count_nonzero(np.diff(order) <= 0) / 2
-    return _named(source, list(best), rows) if best and faults[best] <= enough else [source]
+    enough = np.count_nonzero(np.diff(order) <= 0) / 2
+    return _named(source, list(best), signals) if best and faults[best] <= enough else [source]
 
 
 def _candidates(source: Source, signals: Sequence[str], steps: str | None, rows: Rows) -> list[str]:
@@ -122,20 +127,17 @@ def _candidates(source: Source, signals: Sequence[str], steps: str | None, rows:
     return [column for _, column in sorted(found)]
 
 
-def _faults(source: Source, columns: list[str], rows: Rows, order: NDArray[np.float64] | None) -> float:
-    """How often steps do not rise within the runs that the columns name; without steps, whether these are no stretches
-    or have a name that is not everybody's."""
+def _faults(source: Source, columns: list[str], rows: Rows, order: NDArray[np.float64]) -> int:
+    """How often steps do not rise within the runs that the columns name."""
     groups = source.table.iloc[rows].groupby(columns, sort=False, dropna=False).indices
-    if order is not None:
-        return float(sum(np.count_nonzero(np.diff(order[at]) <= 0) for at in groups.values()))
-    stretches = all(np.all(np.diff(at) == 1) for at in groups.values())
-    return 0.0 if stretches and len(columns) == 1 and _name(columns[0]) in RUNS else np.inf
+    return int(sum(np.count_nonzero(np.diff(order[at]) <= 0) for at in groups.values()))
 
 
-def _named(source: Source, columns: list[str], rows: Rows) -> list[Source]:
-    cells = source.table[columns].astype(object)
-    names = cells.where(cells.notna(), "-").apply(lambda row: ", ".join(map(str, row)), axis=1)
-    there = names.iloc[rows].unique()
+def _named(source: Source, columns: list[str], signals: Sequence[str]) -> list[Source]:
+    cells = (source.cells(column).astype(object) for column in columns)
+    first, *others = (words.where(words.notna(), "-").map(str) for words in cells)
+    names = first.str.cat(others, sep=", ") if others else first
+    there = dict.fromkeys(names.to_numpy()[rows_with(source, signals)])
     return [_part(source, (names == name).to_numpy(), str(name)) for name in there]
 
 
@@ -183,7 +185,7 @@ def by_restarts(source: Source, signals: Sequence[str], options: Options) -> lis
 
 def begins_anew(steps: NDArray[Any], at: Any) -> Any:
     """Which of the positions `at`, at which steps fall back, are at the first step of the log or the one after it."""
-    return steps[at] <= max(steps[0], steps[1])
+    return steps[at] <= steps[np.argmax(steps > steps[0])]  # the first step itself where there is no later one
 
 
 def begins_in_no_order(steps: NDArray[Any]) -> bool:

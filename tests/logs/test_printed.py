@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,14 @@ def test_json_by_column(whole: object, steps: list[int], values: list[float], tm
     log = read(tmp_path, json.dumps(whole), "golden.json")
     assert log.log.step.tolist() == steps
     assert losses(log) == pytest.approx(values, nan_ok=True)
+
+
+@pytest.mark.parametrize("words", ["epoch 1 ", "step 1 ", "loss ", "{'loss' ", "a", "epoch 1 step ", "name 1 | "])
+def test_one_endless_line_hangs_nothing(words: str, tmp_path: Path) -> None:
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="is no table and no printed log"):
+        read(tmp_path, "a log\n" + words * (1_000_000 // len(words)) + "\n")
+    assert time.process_time() - began < 5
 
 
 def test_rows_of_a_json_list_without_names(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def written(folder: Path, rows: Sequence[Row], as_csv: bool = False) -> Path:
 
 def losses_of(log: NamedLog) -> list[float]:
     assert log.log.loss is not None
-    return log.log.loss.tolist()
+    return log.log.loss[log.log.has("loss")].tolist()
 
 
 def test_rows_of_validation_with_a_learning_rate_and_a_counter_of_their_own(tmp_path: Path) -> None:
@@ -206,6 +206,38 @@ def _counted_from_zero(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
     return [{**row, "step": row["step"] - 1} for row in rows]
 
 
+def _strided(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    return [{**row, "step": 10 * row["step"]} for row in rows]
+
+
+def _printed_twice(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    """As two ranks do, or a writer that was flushed twice, in a few places."""
+    twice = set(rng.integers(0, len(rows), size=len(rows) // 20).tolist())
+    return [row for i, row in enumerate(rows) for _ in range(1 + (i in twice))]
+
+
+def _rows_of_other_signals(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    """Gradient norm and learning rate in rows of their own, at fewer steps."""
+    out = []
+    for i, row in enumerate(rows):
+        out.append(row)
+        if i % 7 == 0:
+            out.append({key: value for key, value in row.items() if key != "loss"} | {"grad_norm": 1.0, "lr": 0.1})
+    return out
+
+
+def _steps_of_a_total(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    return [{**row, "step": f"{row['step']}/100000"} for row in rows]
+
+
+def _without_steps(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    return [{key: value for key, value in row.items() if key != "step"} for row in rows]
+
+
+# Without a step nothing tells a row from its repetition, or their order.
+NEED_STEPS = {"_shuffled", "_resumed", "_printed_twice"}
+# These come last, for others reckon with the step.
+LAST: tuple[Callable[[np.random.Generator, list[Row]], list[Row]], ...] = (_steps_of_a_total, _without_steps)
 LAYOUTS: tuple[Callable[[np.random.Generator, list[Row]], list[Row]], ...] = (
     _validation,
     _other_keys,
@@ -215,6 +247,10 @@ LAYOUTS: tuple[Callable[[np.random.Generator, list[Row]], list[Row]], ...] = (
     _interleaved,
     _shuffled,
     _counted_from_zero,
+    _strided,
+    _printed_twice,
+    _rows_of_other_signals,
+    *LAST,
 )
 
 
@@ -226,18 +262,48 @@ def _refusal(file: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(300))
 def test_a_random_layout_gives_the_true_series_or_is_refused(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
-    true = curve(int(rng.integers(120, 300)), seed)
+    true = curve(int(rng.integers(120, 240)), seed)
     rows = rows_of(true)
-    names = []
-    for i in rng.choice(len(LAYOUTS), size=int(rng.integers(1, 4)), replace=False):
-        rows = LAYOUTS[i](rng, rows)
-        names.append(LAYOUTS[i].__name__)
+    drawn = [LAYOUTS[i] for i in rng.choice(len(LAYOUTS), size=int(rng.integers(1, 4)), replace=False)]
+    names = [layout.__name__ for layout in sorted(drawn, key=lambda layout: layout in LAST)]
+    for layout in sorted(drawn, key=lambda layout: layout in LAST):
+        if layout is not _without_steps or not NEED_STEPS & set(names):
+            rows = layout(rng, rows)
     file = written(tmp_path, rows, as_csv=bool(rng.integers(2)))
     if len(names) > 1 and (refusal := _refusal(file)) is not None:
         assert "--" in refusal, names
         return
     logs = read_logs(file)
     assert true in [losses_of(log) for log in logs], (names, [len(log.log) for log in logs], logs[0].notes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_event_files_of_one_run_or_of_two(seed: int, tmp_path: Path) -> None:
+    """Files of a folder, in the order of their times: of a run that was resumed, or of one that was begun anew."""
+    record_writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    rng = np.random.default_rng(seed)
+    true = curve(int(rng.integers(120, 240)), seed)
+    rows, anew = rows_of(true), bool(seed % 2)
+    cut = int(rng.integers(len(rows) // 3, len(rows) - 5))
+    if anew:
+        parts = [rows_of(curve(cut, seed=99)), rows]
+    else:
+        lost = [{**row, "loss": row["loss"] + 0.01} for row in rows[cut : cut + int(rng.integers(1, 30))]]
+        parts = [rows[:cut] + lost, rows[cut:]]
+    for i, part in enumerate(parts):
+        with (tmp_path / f"events.out.tfevents.{1700000000 + i}.host").open("wb") as file:
+            writer = record_writer.RecordWriter(file)
+            writer.write(Event(file_version="brain.Event:2").SerializeToString())
+            for row in part:
+                values = [Summary.Value(tag="train/loss", simple_value=row["loss"])]
+                writer.write(Event(step=row["step"], summary=Summary(value=values)).SerializeToString())
+            writer.flush()
+    logs = read_logs(tmp_path)
+    assert len(logs) == 1 + anew
+    assert losses_of(logs[-1]) == pytest.approx(true, abs=1e-6)
