@@ -208,20 +208,25 @@ def test_a_state_of_another_run_is_refused(prepare, tmp_path):
     result.loop.train()
     good = result.loop.state()
     training = dict(good.training)
-    for broken in (
-        good._replace(model={**good.model, "more": torch.zeros(1)}),
-        good._replace(training={k: v for k, v in training.items() if k != "random/cpu"}),
-        good._replace(training={k: v for k, v in training.items() if k != "series/tokens"}),
-        good._replace(training={k: v for k, v in training.items() if k != "scale/value"}),
-        good._replace(training={k: v for k, v in training.items() if "exp_avg_sq" not in k}),
-        good._replace(training=training | {"optimizer/exp_avg/nobody": torch.zeros(1)}),
-        good._replace(training=training | {"random/cpu": torch.zeros(3, dtype=torch.uint8)}),
-        good._replace(plain=good.plain | {"step": 5}),
-        good._replace(plain=good.plain | {"watch": []}),
-        good._replace(plain=good.plain | {"watch": good.plain["watch"] | {"looked_at": "many"}}),
-        good._replace(plain=good.plain | {"sampler": {"position": 9}}),
+    data, random, rows = "the place in the data", "the state of torch's random numbers", "the measurements so far"
+    form = "not of the form that this version writes"
+    for broken, why in (
+        (good._replace(model={**good.model, "more": torch.zeros(1)}), "more of shape 1 has no place in the model"),
+        (
+            good._replace(training={k: v for k, v in training.items() if k != "random/cpu"}),
+            f"{random}: random/cpu is mis",
+        ),
+        (good._replace(training={k: v for k, v in training.items() if k != "series/tokens"}), rows),
+        (good._replace(training={k: v for k, v in training.items() if k != "scale/value"}), "scale/value is missing"),
+        (good._replace(training={k: v for k, v in training.items() if "exp_avg_sq" not in k}), "the optimizer's state"),
+        (good._replace(training=training | {"optimizer/exp_avg/nobody": torch.zeros(1)}), "optimizer/exp_avg/nobody"),
+        (good._replace(training=training | {"random/cpu": torch.zeros(3, dtype=torch.uint8)}), f"{random}: {form}"),
+        (good._replace(plain=good.plain | {"step": 5}), r"it holds \d+ rows for 5 steps"),
+        (good._replace(plain=good.plain | {"watch": []}), f"{rows}: {form}"),
+        (good._replace(plain=good.plain | {"watch": good.plain["watch"] | {"looked_at": "many"}}), f"{rows}: {form}"),
+        (good._replace(plain=good.plain | {"sampler": {"position": 9}}), f"{data}: {form}"),
     ):
-        with pytest.raises(ValueError, match=r".+"):
+        with pytest.raises(ValueError, match=f"^{why}"):
             prepared(prepare, "plain", tmp_path).loop.load_state(broken)
     other = prepared(prepare, "plain", tmp_path)
     other.loop.load_state(good)
