@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import re
+import shlex
+import shutil
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +18,11 @@ from typing import Any
 
 MISSING = "-"  # the cell of what is not known
 _WIDEST_RULE, _WIDEST_NOTE = 200, 120
+# A terminal counts as no narrower than this, and a column gets no narrower than that.
+_NARROWEST, _NARROWEST_COLUMN = 40, 8
+_COMFORT = 48  # a column of words is read well at this width
+_GAP = "  "
+_WORD = re.compile(r"\[[^\[\]]{1,40}\]|\S+")  # an interval is one word
 # Spellings of C's runtime library on Windows; its indefinite value is a NaN.
 _INFINITE = re.compile(r"([+-]?)1\.#INF0*", re.IGNORECASE)
 _NAN = re.compile(r"[+-]?(1\.#(IND|QNAN|SNAN)0*|nan\([a-z0-9_]*\))", re.IGNORECASE)
@@ -59,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def rough(value: float) -> str:
-    """Three digits, in at most nine characters: `258`, `5.87`, `1e-5` or `5.53e239`."""
+    """Three digits. A perplexity takes at most eight characters: `5.87`, `258`, `5.03e4`, `5.53e239`, `inf`."""
     return f"{value:.3g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
@@ -106,31 +116,137 @@ def flatten(nested: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as people read them; `notes` explain marks and abbreviations."""
+    """Cells as people read them; `notes` explain marks and abbreviations.
+
+    `least` names the columns that a narrow terminal does without, that of least worth first. A row may end before the
+    last column, with a cell of any length.
+    """
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    least: tuple[str, ...] = ()
 
 
-def text_table(table: Table) -> str:
-    """A table for a terminal: title, header, a rule, rows and notes."""
-    header, *rows = aligned([table.header, *table.rows])
-    rule = "-" * min(max(map(_width, (header, *rows))), _WIDEST_RULE)
-    notes = (textwrap.fill(shown(note), _WIDEST_NOTE, break_long_words=False) for note in table.notes)
-    return "\n".join([table.title, header, rule, *rows, *notes])
+def room(wide: bool = False) -> int | None:
+    """Columns that a table may take on standard output; None for any number.
+
+    A terminal has as many as it is wide. A file or a pipe gets all, unless COLUMNS is in the environment.
+    """
+    if wide or sys.stdout is None or not (sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()):
+        return None
+    return max(shutil.get_terminal_size().columns, _NARROWEST)
 
 
-def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """One line a row, with cells of one column below each other; the last cell of a row may be of any length."""
-    cells = [[shown(cell) for cell in row] for row in rows]
-    columns = max(map(len, cells), default=0)
-    widths = [max((_width(row[i]) for row in cells if i < len(row) - 1), default=0) for i in range(columns)]
-    return [
-        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in cells
+def text_table(table: Table, width: int | None = None) -> str:
+    """A table for a terminal of `width` columns: title, header, a rule, rows and notes.
+
+    Where it is too wide, headers are wrapped, then columns of least worth are left out, then cells are wrapped.
+    """
+    kept = _kept(table, width)
+    rows = [[row[i] for i in kept if i < len(row)] for row in (table.header, *table.rows)]
+    header, *blocks = _laid_out(rows, width, headers=1)
+    widest = max(_width(line) for block in (header, *blocks) for line in block)
+    left_out = [name for i, name in enumerate(table.header) if i not in kept]
+    notes = [
+        *table.notes,
+        *([f"left out for want of room: {', '.join(left_out)}; --wide shows all"] if left_out else []),
     ]
+    return "\n".join(
+        [
+            *([table.title if width is None else filled(table.title, width)] if table.title else []),
+            *header,
+            "-" * min(widest, _WIDEST_RULE if width is None else width),
+            *(line for block in blocks for line in block),
+            *(filled(note, width) for note in notes),
+        ]
+    )
+
+
+def aligned(rows: Iterable[Sequence[str]], width: int | None = None) -> list[str]:
+    """One line a row, with cells of one column below each other; the last cell of a row may be of any length.
+
+    A cell that is too long for `width` columns goes on below itself.
+    """
+    return [line for block in _laid_out(list(rows), width) for line in block]
+
+
+def filled(text: str, width: int | None = None, indent: str = "") -> str:
+    """A paragraph in lines of at most 120 columns, or of `width`; all lines but the first begin with `indent`."""
+    room = _WIDEST_NOTE if width is None else min(width, _WIDEST_NOTE)
+    return textwrap.fill(shown(text), room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def next_command(*words: str) -> str:
+    """The last line of a command: what may be run next, as a shell reads it."""
+    return f"next: {shown(shlex.join(['python', '-m', 'stability_lab', *words]))}"
+
+
+def _kept(table: Table, width: int | None) -> list[int]:
+    """The columns that are shown. One of words, which can be wrapped, asks for no more than `_COMFORT`."""
+    kept = list(range(len(table.header)))
+    if width is not None:
+        sizes = [min(size, _COMFORT) for size in _sizes(table.rows, len(kept))]
+        sizes = list(map(max, sizes, map(_longest_word, table.header)))
+        for name in table.least:
+            if name in table.header and _total([sizes[i] for i in kept]) > width:
+                kept.remove(table.header.index(name))
+    return kept
+
+
+def _laid_out(rows: Sequence[Sequence[str]], width: int | None, headers: int = 0) -> list[list[str]]:
+    """The lines of each row; the first `headers` rows give way first."""
+    cells = [[shown(cell) for cell in row] for row in rows]
+    n = max(map(len, cells), default=0)
+    sizes = _sizes(cells, n)
+    if width is not None and _total(sizes) > width:
+        words = [[" " * _longest_word(cell) for cell in row] for row in cells[:headers]]
+        sizes = _sizes([*words, *cells[headers:]], n)
+        while _total(sizes) > width and max(sizes) > _NARROWEST_COLUMN:
+            sizes[sizes.index(max(sizes))] -= 1
+    return [_lines_of(row, sizes, width) for row in cells]
+
+
+def _sizes(rows: Sequence[Sequence[str]], n: int) -> list[int]:
+    """The width of each of `n` columns. The last cell of a row that ends early has what is to its right, too."""
+    inner = [row if len(row) == n else row[:-1] for row in rows]
+    return [max((_width(row[i]) for row in inner if i < len(row)), default=0) for i in range(n)]
+
+
+def _total(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(_GAP) * (len(sizes) - 1)
+
+
+def _lines_of(row: Sequence[str], sizes: Sequence[int], width: int | None) -> list[str]:
+    *inner, last = row
+    rest = None if width is None else max(width - _total([*sizes[: len(inner)], 0]), _NARROWEST_COLUMN)
+    columns = [_wrapped(cell, size) for cell, size in zip(inner, sizes, strict=False)] + [_wrapped(last, rest)]
+    return [
+        _GAP.join(cell + " " * (size - _width(cell)) for cell, size in zip(line, sizes, strict=False)).rstrip()
+        for line in itertools.zip_longest(*columns, fillvalue="")
+    ]
+
+
+def _wrapped(cell: str, width: int | None) -> list[str]:
+    """A cell in lines of at most `width` columns. An interval stays in one; a longer word does not."""
+    if width is None or _width(cell) <= width:
+        return [cell]
+    lines = [""]
+    for word in _WORD.findall(cell):
+        if _width(lines[-1]) + 1 + _width(word) <= width and lines[-1]:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for c in word:
+            if _width(lines[-1] + c) > width:
+                lines.append("")
+            lines[-1] += c
+    return lines[1:]
+
+
+def _longest_word(cell: str) -> int:
+    return max(map(_width, cell.split()), default=0)
 
 
 def _width(text: str) -> int:

@@ -63,6 +63,7 @@ def _apart_from_the_user() -> Iterator[None]:
     ):
         for name in [name for name in os.environ if name.startswith("WANDB_")]:
             patch.delenv(name)
+        patch.delenv("COLUMNS", raising=False)  # tables are whole, as in a file
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("STABILITY_LAB_CACHE", cache)
         patch.setenv("HF_HOME", os.path.join(cache, "huggingface"))

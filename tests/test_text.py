@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from stability_lab.text import (
     did_you_mean,
     duration,
     flatten,
+    next_command,
     number,
     printable,
+    room,
     rough,
     shown,
     text_table,
@@ -71,13 +74,16 @@ def test_durations(seconds: float, words: str) -> None:
         (5.866, "5.87"),
         (1e-5, "1e-5"),
         (math.exp(551.3), "2.67e239"),
+        (math.exp(709.7), "1.65e308"),
+        (50257.0, "5.03e4"),
+        (999_999.0, "1e6"),
         (1.2e6, "1.2e6"),
         (math.inf, "inf"),
     ],
 )
 def test_three_digits(value: float, digits: str) -> None:
     assert rough(value) == digits
-    assert len(digits) <= 9
+    assert len(digits) <= 8
 
 
 def test_flatten() -> None:
@@ -102,3 +108,79 @@ def test_a_table_has_a_title_a_rule_and_notes() -> None:
         "eleven\\x1b  11",
         "note",
     ]
+
+
+WIDE = Table(
+    "Runs of everything that was trained",
+    ("arm", "difference to the arm of the baseline", "memory", "finding"),
+    (
+        ("none", "-", "1.00 GB", "baseline"),
+        ("qknorm", "+0.0098 [+0.0087, +0.0109]", "2.00 GB", "higher than that of the baseline by a little"),
+    ),
+    least=("memory", "arm"),
+)
+
+
+def test_a_table_that_fits_is_whole() -> None:
+    assert text_table(WIDE, 200) == text_table(WIDE)
+
+
+def test_a_narrow_terminal_wraps_headers_then_leaves_columns_out_then_wraps_cells() -> None:
+    assert text_table(WIDE, 92).split("\n") == [
+        "Runs of everything that was trained",
+        "arm     difference to the arm of    memory   finding",
+        "        the baseline",
+        "-" * 89,
+        "none    -                           1.00 GB  baseline",
+        "qknorm  +0.0098 [+0.0087, +0.0109]  2.00 GB  higher than that of the baseline by a little",
+    ]
+    assert text_table(WIDE, 82).split("\n")[-3:] == [
+        "none    -                           baseline",
+        "qknorm  +0.0098 [+0.0087, +0.0109]  higher than that of the baseline by a little",
+        "left out for want of room: memory; --wide shows all",
+    ]
+    assert text_table(WIDE, 50).split("\n") == [
+        "Runs of everything that was trained",
+        "difference to the arm of  finding",
+        "the baseline",
+        "-" * 49,
+        "-                         baseline",
+        "+0.0098                   higher than that of the",
+        "[+0.0087, +0.0109]        baseline by a little",
+        "left out for want of room: arm, memory; --wide",
+        "shows all",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 57, 80, 120])
+def test_no_line_is_longer_than_the_terminal(width: int) -> None:
+    cells = ("日本語の実験" * 9, "outputs/" + "x" * 70, "1.771 ± 0.012", "a sentence of some words " * 5)
+    table = Table("A title of words " * 9, ("run", "path", "loss", "what"), (cells, (*cells[:2], "cut " * 40)))
+    lines = text_table(table, width).split("\n")
+    assert max(sum(2 if ord(c) > 0x2E80 else 1 for c in line) for line in lines) <= width
+    joined = "".join("".join(lines).split())
+    assert joined.count("日") >= 18
+    assert joined.count("cut") == 40
+
+
+def test_a_value_of_any_length_goes_on_below_itself() -> None:
+    assert aligned([("verdict", "stable and without a spike"), ("a", "b")], 24) == [
+        "verdict  stable and",
+        "         without a spike",
+        "a        b",
+    ]
+
+
+def test_the_room_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert room() is None  # a pipe or a file
+    monkeypatch.setenv("COLUMNS", "97")
+    assert room() == 97
+    assert room(wide=True) is None
+    monkeypatch.setenv("COLUMNS", "3")
+    assert room() == 40
+
+
+def test_a_command_is_printed_as_a_shell_reads_it() -> None:
+    line = next_command("train", "data.path=a b/ö'x.txt")
+    assert shlex.split(line)[1:] == ["python", "-m", "stability_lab", "train", "data.path=a b/ö'x.txt"]

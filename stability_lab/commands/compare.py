@@ -15,7 +15,7 @@ from stability_lab.compare.figures import FORMATS, draw
 from stability_lab.compare.run_record import RunRecord, find_runs, of_seeds
 from stability_lab.compare.suggest import suggest
 from stability_lab.config import ConfigError, Parser
-from stability_lab.text import shown
+from stability_lab.text import next_command, room, shown
 
 REMOTE = "wandb://"
 
@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     runs = of_seeds(runs, args.seeds) if args.seeds else runs
     by = [key for given in args.by for key in given.split(",")]
     comparison = compare(runs, args.metric, by, args.baseline, faults)
-    made = _render(args.format, comparison, command)
+    width = room(args.wide) if args.out is None else None
+    made = _render(args.format, comparison, command, width)
     if args.suggest and args.format == "table":
         made += "\n\n" + "\n".join(["Next", *suggest(comparison, args.paths)])
     figures = draw(comparison, args.figures, args.figure_format) if args.figures else []
@@ -42,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"figures: {', '.join(map(shown, figures)) or 'none, because the runs hold nothing that can be drawn'}")
     if args.wandb:
         print(_publish(comparison, runs, figures, command))
+    if args.format == "table" and not args.suggest:
+        # In front, since behind a `--` it would be a path; a second publication is not meant.
+        print(next_command("compare", "--suggest", *(word for word in argv if word != "--wandb")))
     return 0
 
 
@@ -65,6 +69,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--seeds", type=_seeds, metavar="SEEDS", help="runs of these seeds alone, such as 3-7 or 0,1,5")
     parser.add_argument("--format", choices=("table", "md", "latex", "csv", "json"), default="table")
+    parser.add_wide()
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw the figures into this folder")
     parser.add_argument(
@@ -118,12 +123,12 @@ def _local(given: str) -> list[Path]:
     return fetch(given, cache_dir() / "wandb")
 
 
-def _render(name: str, comparison: Comparison, command: str) -> str:
+def _render(name: str, comparison: Comparison, command: str, width: int | None) -> str:
     if name == "json":
         return report.to_json(comparison, command)
-    return {"table": report.text, "md": report.markdown, "latex": report.latex, "csv": report.csv}[name](
-        comparison
-    ).rstrip()
+    if name == "table":
+        return report.text(comparison, width).rstrip()
+    return {"md": report.markdown, "latex": report.latex, "csv": report.csv}[name](comparison).rstrip()
 
 
 def _write(path: Path, made: str) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from stability_lab.config import ConfigError, Parser
 from stability_lab.machine.cores import cores
+from stability_lab.plugins.trust import allowed
+from stability_lab.text import next_command
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,5 +75,8 @@ def main(argv: Sequence[str]) -> int:
     )
     if val["tokens"] > train["tokens"]:
         print("validation has more tokens than training: is a giant document among the first?")
-    print(f"train with: python -m stability_lab train data=tokens data.path={folder} and the same tokenizer=")
+    packages = [word for package in allowed() for word in ("--allow", package)]
+    same = [word for word in args.overrides if word.lstrip("+").startswith("tokenizer")]
+    place = ["--config-dir", args.config_dir] if args.config_dir else []
+    print(next_command("train", *packages, *place, "data=tokens", f"data.path={folder}", *same))
     return 0

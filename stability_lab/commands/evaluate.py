@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stability_lab.config import ConfigError, Parser, from_plain
+from stability_lab.text import next_command, rough
 
 _log = logging.getLogger("stability_lab")
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(result))
     else:
-        print(f"{args.run}: validation loss {result['val/loss']:.6f}  perplexity {result['val/ppl']:.6g}")
+        print(f"{args.run}: validation loss {result['val/loss']:.6f}  perplexity {rough(result['val/ppl'])}")
+        print(next_command("score", str(args.run)))
     return 0
 
 

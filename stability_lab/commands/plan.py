@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from stability_lab.compose import CommandLine, compose_jobs, read_command_line, refuse_distributed
 from stability_lab.config import ConfigError, TrainConfig
-from stability_lab.text import aligned, duration
+from stability_lab.plugins.trust import allowed
+from stability_lab.text import Table, aligned, duration, filled, next_command, room, text_table
 
 if TYPE_CHECKING:
     from stability_lab.run.cost import Timing
 
-HELP = """usage: stability_lab plan [--format text|json] [--no-timing] [-m] [+stabilizer=NAME] [key=value ...]
+HELP = """usage: stability_lab plan [--format text|json] [--no-timing] [--wide] [-m] [+stabilizer=NAME] [key=value ...]
 
 Takes what `train` takes (--config-dir DIR and --allow PACKAGE too) and says what it would cost: stabilizers and seams,
 parameters, FLOPs, tokens, peak memory and time. A few steps are run on this device to measure the last two. Nothing is
 written but the token cache. With -m it prints a table of all jobs and the sum of their times; jobs that differ only in
 values that do not change the speed (a seed, a learning rate, a cap) are measured once. With --no-timing no step is
-run: the answer takes seconds, and its memory is that of weights, gradients and optimizer state.
+run: the answer takes seconds, and its memory is that of weights, gradients and optimizer state. Lines are as
+long as the terminal has room for; --wide wraps none.
 """
 _log = logging.getLogger("stability_lab")
 
@@ -33,7 +35,7 @@ SWEEP_BUDGET_S = 300.0  # after that, the remaining jobs of a sweep are scaled b
 def main(argv: Sequence[str]) -> int:
     started = time.perf_counter()
     refuse_distributed()
-    output, timed, rest = _options(argv)
+    output, timed, wide, rest = _options(argv)
     if output is None:
         print(HELP, end="")
         raise SystemExit(0)  # as argparse and Hydra end after the help of the other commands
@@ -52,19 +54,21 @@ def main(argv: Sequence[str]) -> int:
     if output == "json":
         print(json.dumps(result, indent=2))
     else:
-        table = _table if timed else _sizes
-        print(table(result) if command.multirun else _text(result["jobs"][0]))
+        width, table = room(wide), _table if timed else _sizes
+        print(table(result, width) if command.multirun else _text(result["jobs"][0], width))
+        print(next_command("train", *(word for package in allowed() for word in ("--allow", package)), *rest))
     return 0
 
 
-def _options(argv: Sequence[str]) -> tuple[str | None, bool, list[str]]:
-    """The output format (None: help was asked for), whether steps are timed, and what is train's."""
-    output, timed, rest, words = "text", True, [], iter(argv)
+def _options(argv: Sequence[str]) -> tuple[str | None, bool, bool, list[str]]:
+    """The output format (None: help was asked for), whether steps are timed, whether lines may be of any length, and
+    what is train's."""
+    output, timed, wide, rest, words = "text", True, False, [], iter(argv)
     for word in words:
         if word in ("-h", "--help"):
-            return None, timed, []
-        if word == "--no-timing":
-            timed = False
+            return None, timed, wide, []
+        if word in ("--no-timing", "--wide"):
+            timed, wide = timed and word != "--no-timing", wide or word == "--wide"
             continue
         flag, equals, value = word.partition("=")
         if flag != "--format":
@@ -73,7 +77,7 @@ def _options(argv: Sequence[str]) -> tuple[str | None, bool, list[str]]:
         output = value if equals else next(words, "")
         if output not in ("text", "json"):
             raise ConfigError(f"--format={output}: must be text or json")
-    return output, timed, rest
+    return output, timed, wide, rest
 
 
 def _messages_to_stderr() -> None:
@@ -166,7 +170,7 @@ def _out_of_memory(error: Exception) -> bool:
     )
 
 
-def _text(job: Mapping[str, Any]) -> str:
+def _text(job: Mapping[str, Any], width: int | None) -> str:
     """One run, a line for each thing that is known of it."""
     parameters, timing = job["parameters"], job["timing"]
     added = ", ".join(f"{name} {n:+,}" for name, n in parameters["added_by"].items())
@@ -192,7 +196,9 @@ def _text(job: Mapping[str, Any]) -> str:
         "memory without activations": f"{_bytes(job['training_bytes'])} of weights, gradients and optimizer state",
         **({} if timing is None else _measured(job, timing)),
     }
-    return "\n".join([*aligned(lines.items()), *(f"notice: {notice}" for notice in job["notices"])])
+    return "\n".join(
+        [*aligned(lines.items(), width), *(filled(f"notice: {notice}", width) for notice in job["notices"])]
+    )
 
 
 def _measured(job: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, str]:
@@ -207,23 +213,25 @@ def _measured(job: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, st
     }
 
 
-def _sizes(result: Mapping[str, Any]) -> str:
+def _sizes(result: Mapping[str, Any], width: int | None) -> str:
     """A sweep of which nothing was timed, one line a job."""
-    rows = [("job", "parameters", "tokens", "FLOPs", "memory without activations", "what varies")]
+    header = ("job", "parameters", "tokens", "FLOPs", "memory without activations", "what varies")
+    rows = []
     for number, job in enumerate(result["jobs"], 1):
         flops = f"{job['flops_per_token'] * job['tokens']:.3g}"
         counts = f"{job['parameters']['total']:,}", f"{job['tokens']:,}", flops
         rows.append((str(number), *counts, _bytes(job["training_bytes"]), job["job"]))
-    return "\n".join([*aligned(rows), *_notices(result)])
+    return text_table(Table("", header, tuple(rows), _notices(result)), width)
 
 
-def _notices(result: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"]))
+def _notices(result: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"notice: {notice}" for job in result["jobs"] for notice in job["notices"]))
 
 
-def _table(result: Mapping[str, Any]) -> str:
+def _table(result: Mapping[str, Any], width: int | None) -> str:
     """A sweep, one line a job. `~`: not measured, scaled from another job."""
-    rows = [("job", "parameters", "tokens", "s/step", "memory", "ETA", "what varies")]
+    header = ("job", "parameters", "tokens", "s/step", "memory", "ETA", "what varies")
+    rows = []
     for number, job in enumerate(result["jobs"], 1):
         timing = job["timing"]
         about = "~" if timing["steps_timed"] == 0 else ""
@@ -232,7 +240,7 @@ def _table(result: Mapping[str, Any]) -> str:
         rows.append((str(number), *counts, step, _bytes(job["memory_bytes"]), eta, job["job"]))
     at_once = "one after the other" if result["workers"] == 1 else f"{result['workers']} at once"
     total = f"{len(result['jobs'])} jobs, {at_once}: {duration(result['total_eta_s'])}"
-    return "\n".join([*aligned(rows), total, *_notices(result)])
+    return "\n".join([text_table(Table("", header, tuple(rows), _notices(result)), width), total])
 
 
 def _bytes(n: int | None) -> str:

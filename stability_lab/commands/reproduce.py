@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,13 +15,14 @@ from stability_lab.reproduction.catalogue import SCALES, Part, Reproduction, cla
 from stability_lab.reproduction.claims import decide
 from stability_lab.reproduction.datafile import DATA, FIGURES
 from stability_lab.reproduction.page import Found, claim_table, load, lost, page, runs_missing
-from stability_lab.text import MISSING, Table, duration, shown, text_table
+from stability_lab.text import MISSING, Table, duration, next_command, room, shown, text_table
 
 if TYPE_CHECKING:
     from stability_lab.reproduction.jobs import Sweep
     from stability_lab.run.cost import Timing
 
 OUT = Path("outputs/reproduction")
+PLAN_LEAST = ("at most", "tokens a run", "there")
 PLAN_HEADER = ("part", "runs", "there", "parameters", "tokens a run", "ETA", "at most", "known from")
 STOPPED = (130, 143)
 
@@ -35,10 +38,12 @@ class PartPlan(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    width = room(args.wide)
     if args.name is None:
-        if argv:
+        if [word for word in argv if word != "--wide"]:
             raise ConfigError(f"reproduce {' '.join(argv)}: name one of {', '.join(reproductions())}")
-        print(_listing())
+        print(_listing(width))
+        print(next_command("reproduce", next(iter(reproductions())), "--dry-run"))
         return 0
     reproduction = find(args.name)
     parts, lacking = reproduction.select(args.part, args.scale)
@@ -49,11 +54,12 @@ def main(argv: Sequence[str]) -> int:
                 f"--out {shown(args.out)}: {shown(args.out / DATA)} holds no data of {args.name}: give the folder that "
                 "has them, or leave out --report-only to make the runs"
             )
-        _publish(reproduction, parts, args.scale, args.out, known)
+        _publish(reproduction, parts, args, known, width)
         return 0
     timings: dict[str, Timing] = {}
     plans = [_plan(part, args.scale, timings) for part in parts]
-    print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, tuple(plan.row for plan in plans))))
+    rows = tuple(plan.row for plan in plans)
+    print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, rows, least=PLAN_LEAST), width))
     total = sum(plan.seconds for plan in plans)
     busy = ", on a machine as busy as now" if total and all(plan.here for plan in plans) else ""
     print(f"total {duration(total)}{busy}", flush=True)
@@ -61,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"left out, since they lack this scale: {', '.join(lacking)}")
     if args.dry_run:
         print("\n".join(sweep.command for plan in plans for sweep in plan.sweeps))
+        print(next_command("reproduce", *(word for word in argv if word != "--dry-run")))
         return 0
     try:  # a table that cannot be written must not cost hours
         for folder in (DATA, FIGURES):
@@ -74,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
             break
         made.append(part)
     if made:
-        _publish(reproduction, made, args.scale, args.out, load(reproduction, args.out))
+        _publish(reproduction, made, args, load(reproduction, args.out), width)
     return code
 
 
@@ -94,10 +101,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--out", type=Path, default=OUT, metavar="DIR", help=f"for page, data, figures (default: {OUT})"
     )
+    parser.add_wide()
     return parser
 
 
-def _listing() -> str:
+def _listing(width: int | None) -> str:
     rows = []
     for reproduction in reproductions().values():
         for part in reproduction.parts.values():
@@ -106,7 +114,8 @@ def _listing() -> str:
             rows.append((reproduction.name, part.part, bundle, n, " ".join(part.scales), part.question))
     header = ("name", "part", "bundle", "claims", "scales", "question")
     notes = ("python -m stability_lab reproduce NAME [--part PART or BUNDLE] [--scale SCALE] [--dry-run]",)
-    return text_table(Table("What can be reproduced", header, tuple(rows), notes))
+    table = Table("What can be reproduced", header, tuple(rows), notes, ("bundle", "scales", "claims"))
+    return text_table(table, width)
 
 
 def _unwritable(out: Path, error: OSError) -> ConfigError:
@@ -143,7 +152,7 @@ def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:
         if not jobs.unfinished([sweep], jobs.finished(part, scale, [sweep])):
             continue
         print(sweep.command, flush=True)
-        code = max(code, train(sweep.words))
+        code = max(code, train(sweep.words, ends=False))
         if code in STOPPED:
             n, planned = len(jobs.finished(part, scale, made)), len(part.runs_at(scale))
             words = f"stopped: {n} of {planned} runs of {part.part} are there; the same command goes on"
@@ -160,8 +169,11 @@ def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:
     return code
 
 
-def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out: Path, found: Found) -> None:
+def _publish(
+    reproduction: Reproduction, parts: Sequence[Part], args: argparse.Namespace, found: Found, width: int | None
+) -> None:
     """Write the page from the data files, if there are any, and print the claims of `parts`."""
+    scale, out = args.scale, args.out
     path = out / f"{reproduction.name}.md"
     try:
         if path.exists() and (gone := lost(path.read_text(encoding="utf-8", errors="replace"), found)):
@@ -176,11 +188,20 @@ def _publish(reproduction: Reproduction, parts: Sequence[Part], scale: str, out:
     for part in parts:
         evidence = found.get((part.part, scale))
         table = claim_table(part, scale, decide(part, claims_of(part), evidence))
-        # Sources and caveats need the page's width.
-        rows = tuple(row[:-1] for row in table.rows)
         missing = runs_missing(part, scale, evidence)
-        print(text_table(Table(table.title, table.header[:-1], rows, (missing,) if missing else ())), end="\n\n")
+        print(text_table(replace(table, notes=(missing,) if missing else ()), width), end="\n\n")
     print(f"written: {shown(path)}" if found else f"no data yet, so {shown(path)} is not written")
+    print(next_command(*_next(parts, args)))
+
+
+def _next(parts: Sequence[Part], args: argparse.Namespace) -> list[str]:
+    """The runs that are here are compared; those that are not are planned."""
+    from stability_lab.reproduction.jobs import RUNS, group_of
+
+    folders = [Path(RUNS) / group_of(part, args.scale) for part in parts if part.compute is None]
+    there = [str(folder) for folder in folders if folder.is_dir()]
+    part = ["--part", args.part] if args.part else []
+    return ["compare", there[0]] if there else ["reproduce", args.name, *part, "--scale", args.scale, "--dry-run"]
 
 
 def _span(values: Sequence[int]) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 from stability_lab.compare.run_record import RunRecord, find_runs
 from stability_lab.compare.tables import markdown_table, words_for_nonfinite
 from stability_lab.config import Parser
-from stability_lab.text import MISSING, Table, shown, text_table
+from stability_lab.text import MISSING, Table, next_command, room, shown, text_table
 
 STATUSES = ("running", "completed", "diverged", "failed", "interrupted", "killed")
+# A run's name holds its stabilizers, learning rate and seed.
+_LEAST = ("created", "tokens/s", "steps", "seed", "lr", "stabilizers", "largest attn logit", "ended by", "spikes")
 _FORMATS = {"lr": "g", "val/loss": ".4f", "largest attn logit": ",.4g", "tokens/s": ",.0f"}
 
 
@@ -22,15 +24,30 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="default: outputs")
     parser.add_argument("--status", choices=STATUSES, action="append", help="only runs of this status; may be repeated")
     parser.add_argument("--format", choices=("table", "md", "csv", "json"), default="table")
+    parser.add_wide()
     args = parser.parse_args(argv)
     runs, faults = find_runs(args.folders or [Path("outputs")])
     wanted = [run for run in runs if args.status is None or run.status in args.status]
     wanted.sort(key=lambda run: (str(run.manifest.get("created", "")), str(run.path)))
-    print(_render([_row(run) for run in wanted], args.format, len(runs)))
+    print(_render([_row(run) for run in wanted], args.format, len(runs), room(args.wide)))
     if args.format == "table":
         for fault in faults:
             print(f"left out: {fault}")
+        if words := _next(wanted, args.folders):
+            print(next_command(*words))
     return 0
+
+
+def _next(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[str]:
+    """Runs with a result are compared; a single one is scored, else one that was interrupted goes on."""
+    ended = [run.path for run in runs if run.ended]
+    if len(ended) > 1:
+        parents = {path.parent for path in ended}
+        return ["compare", *map(str, parents if len(parents) == 1 else folders or ["outputs"])]
+    if ended:
+        return ["score", str(ended[0])]
+    interrupted = [run.path for run in runs if run.status == "interrupted"]
+    return ["train", f"resume={interrupted[-1]}"] if interrupted else []
 
 
 def _row(run: RunRecord) -> dict[str, Any]:
@@ -54,7 +71,7 @@ def _row(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _render(rows: Sequence[dict[str, Any]], form: str, found: int) -> str:
+def _render(rows: Sequence[dict[str, Any]], form: str, found: int, width: int | None) -> str:
     if form == "json":
         return json.dumps(words_for_nonfinite(list(rows)), indent=2)
     if form == "csv":
@@ -67,8 +84,8 @@ def _render(rows: Sequence[dict[str, Any]], form: str, found: int) -> str:
     cells = tuple(tuple(_cell(name, row[name]) for name in columns) for row in rows)
     states = Counter(row["status"] for row in rows).most_common()
     title = f"{len(rows)} of {found} runs: " + ", ".join(f"{n} {status}" for status, n in states)
-    table = Table(title, tuple(columns), cells)
-    return markdown_table(table) if form == "md" else text_table(table)
+    table = Table(title, tuple(columns), cells, least=_LEAST)
+    return markdown_table(table) if form == "md" else text_table(table, width)
 
 
 def _cell(name: str, value: Any) -> str:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from stability_lab.judge.log import stride_of
 from stability_lab.judge.shared import shared_spikes
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
-from stability_lab.text import MISSING, aligned, flatten, number, shown
+from stability_lab.text import MISSING, Table, aligned, filled, flatten, next_command, number, room, shown, text_table
 
 if TYPE_CHECKING:  # pandas is loaded when a log is read
     from stability_lab.logs.sources import Source
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # pandas is loaded when a log is read
 Block = dict[str, Any]
 Found = TypeVar("Found")
 _SHOWN_EVENTS, _SHOWN_SHARED = 20, 10
+_STABILIZER = re.compile(r"\+stabilizer=(\w+)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
         help="the loss before training, for a log that begins later (default: the run's own, else the first losses)",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_wide()
     args = parser.parse_args(argv)
     if args.warmup_steps is not None and args.warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={args.warmup_steps}: must be 0 or more")
@@ -88,9 +91,12 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps([*blocks, *unread], indent=2))
     else:
-        print("\n\n".join("\n".join(_lines(block)) for block in [*blocks, *unread]))
+        width = room(args.wide)
+        print("\n\n".join("\n".join(_lines(block, width)) for block in [*blocks, *unread]))
         for line in _shared_lines(blocks):
-            print(line)
+            print(line if width is None else filled(line, width, indent="  "))
+        if not unread:
+            print(next_command(*_next(blocks, argv)))
     if unread:
         raise ConfigError(f"{len(unread)} of {len(blocks) + len(unread)} logs cannot be scored: their blocks say why")
     return 0
@@ -226,30 +232,44 @@ def _only(scores: Mapping[str, Mapping[str, Any]], definition: str | None) -> di
     }
 
 
-def _lines(block: Block) -> Iterator[str]:
+def _next(blocks: Sequence[Block], argv: Sequence[str]) -> list[str]:
+    """What the advice names, else the runs beside ours, else all that is known of these logs."""
+    advised = [name for block in blocks for name in _STABILIZER.findall(block.get("reason", ""))]
+    if advised:
+        return ["stabilizers", advised[0]]
+    files = (Path(block["file"]) for block in blocks)
+    folders = sorted({str(file.parent) for file in files if (file / "config.yaml").is_file()})
+    return ["compare", *folders] if folders else ["score", "--format", "json", *argv]
+
+
+def _lines(block: Block, width: int | None) -> Iterator[str]:
     yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
     if "error" in block:
-        yield f"  error     {shown(block['error'])}"
+        yield from aligned([("  error   ", block["error"])], width)
         return
     steps = block["steps"]
-    yield (
-        f"  read      {block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
+    read = (
+        f"{block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
         f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}{_gaps(steps)}"
     )
-    yield "  columns   " + ", ".join(f"{role}: {shown(column)}" for role, column in block["columns"].items())
+    lines = [("read", read), ("columns", ", ".join(f"{role}: {name}" for role, name in block["columns"].items()))]
     if "verdict" in block:
-        yield f"  verdict   {block['verdict']}. {shown(block['reason'])}"
         others = ", ".join(f"{name} at {delta} nats" for delta, name in block["sensitivity"].items())
-        yield f"            by the rise in loss that counts as divergence: {others}"
-    for note in block["notes"]:
-        yield f"  note      {shown(note)}"
+        lines.append(("verdict", f"{block['verdict']}. {block['reason']}"))
+        lines.append(("", f"by the rise in loss that counts as divergence: {others}"))
+    lines += [("note", note) for note in block["notes"]]
+    yield from aligned(((f"  {name:<8}", words) for name, words in lines), width)
     yield ""
-    cells = [_score_cells(signal, score) for signal, named in block["scores"].items() for score in named.values()]
+    cells = (_score_cells(signal, score) for signal, named in block["scores"].items() for score in named.values())
     header = ("signal", "definition", "window", "threshold", "spikes", "score", "95%", "one spike is")
-    yield from (f"  {line}" for line in aligned([header, *cells]))
+    yield from _indented(Table("", header, tuple(cells), least=("one spike is", "window")), width)
     if "events" in block:
         yield ""
-        yield from _event_lines(block["events"])
+        yield from _event_lines(block["events"], width)
+
+
+def _indented(table: Table, width: int | None) -> Iterator[str]:
+    return (f"  {line}" for line in text_table(table, None if width is None else width - 2).splitlines())
 
 
 def _score_cells(signal: str, score: Mapping[str, Any]) -> tuple[str, ...]:
@@ -268,14 +288,14 @@ def _score_cells(signal: str, score: Mapping[str, Any]) -> tuple[str, ...]:
     return (*head, spikes, f"{score['score']:.3g}%", between, f"{score['resolution']:.2g}%")
 
 
-def _event_lines(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _event_lines(events: Sequence[Mapping[str, Any]], width: int | None) -> Iterator[str]:
     if not events:
         yield "  no event"
         return
     kinds = Counter(event["event"] for event in events)
     counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
     yield f"  {len(events):,} event{'s' if len(events) > 1 else ''}: {counts}"
-    cells = [
+    cells = tuple(
         (
             f"{event['step']:,}",
             event["event"],
@@ -287,9 +307,9 @@ def _event_lines(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             event["detail"],
         )
         for event in events[:_SHOWN_EVENTS]
-    ]
+    )
     header = ("step", "event", "height", "steps", "recovery", "lr", "tokens", "what")
-    yield from (f"  {line}" for line in aligned([header, *cells]))
+    yield from _indented(Table("", header, cells, least=("tokens", "lr", "recovery")), width)
     if len(events) > _SHOWN_EVENTS:
         yield f"  and {len(events) - _SHOWN_EVENTS:,} later ones: --format json has all"
 

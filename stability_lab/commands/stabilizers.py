@@ -10,7 +10,7 @@ from typing import Any
 from stability_lab.config import ConfigError, Parser
 from stability_lab.plugins.option_files import class_text, options
 from stability_lab.plugins.trust import PACKAGE, is_trusted
-from stability_lab.text import MISSING, aligned, did_you_mean, shown
+from stability_lab.text import MISSING, Table, did_you_mean, next_command, room, shown, text_table
 
 _COLUMNS = ("name", "seam", "parameters", "what it does")
 
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="a folder of configs of your own, as for train")
     parser.add_argument("--allow", metavar="PACKAGE", help="a package of your own in which their classes are")
     parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_wide()
     args = parser.parse_args(argv)
     rows = list(stabilizers(args.config_dir))
     if args.name is not None:
@@ -36,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(rows, indent=2))
     else:
-        print("\n\n".join(map(_page, rows)) if args.name is not None else _table(rows))
+        print("\n\n".join(map(_page, rows)) if args.name is not None else _table(rows, room(args.wide)))
+        print(next_command("train", f"+stabilizer={args.name}") if args.name else next_command("stabilizers", "qknorm"))
     return 0
 
 
@@ -58,8 +60,8 @@ def stabilizers(folder: Path | None = None) -> Iterator[dict[str, Any]]:
         }
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [
+def _table(rows: Sequence[Mapping[str, Any]], width: int | None) -> str:
+    cells = tuple(
         (
             row["name"],
             ", ".join(row["seams"]) or MISSING,
@@ -67,8 +69,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             row["summary"] + ("" if row["package"] == PACKAGE else f" ({_whose(row)})"),
         )
         for row in rows
-    ]
-    return "\n".join(aligned([_COLUMNS, *cells]))
+    )
+    return text_table(Table("", _COLUMNS, cells, least=("parameters", "seam")), width)
 
 
 def _whose(row: Mapping[str, Any]) -> str:
@@ -78,7 +80,7 @@ def _whose(row: Mapping[str, Any]) -> str:
 def _page(row: Mapping[str, Any]) -> str:
     yaml = Path(row["file"]).read_text(encoding="utf-8").rstrip()
     parts = [f"{row['name']}: {row['summary']} ({_whose(row)})", row["docstring"] or row["summary"]]
-    text = "\n\n".join([*parts, f"{row['file']}\n{yaml}", f"select with +stabilizer={row['name']}"])
+    text = "\n\n".join([*parts, f"{row['file']}\n{yaml}"])
     return "\n".join(map(shown, text.splitlines()))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stability_lab.config import ConfigError, Parser
-from stability_lab.text import shown
+from stability_lab.text import next_command, shown
 from stability_lab.tracking.wandb.offline import Segment, UploadError, UploadPlan, find_segments, plan, upload
 
 
@@ -40,6 +40,12 @@ def main(argv: Sequence[str]) -> int:
     elif found.uploads and (code := _upload_all(found, args)):
         return code
     _last_words(found, args.dry_run)
+    if args.dry_run:
+        options = [(name, getattr(args, name)) for name in ("project", "entity")]
+        words = [word for name, value in options if value is not None for word in (f"--{name}", value)]
+        print(next_command("sync", *words, *map(str, args.paths)))
+    elif not found.held:
+        print(next_command("compare", *map(str, args.paths), "--wandb"))
     return 1 if found.held and not args.dry_run else 0
 
 

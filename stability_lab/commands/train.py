@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,12 +27,12 @@ from stability_lab.compose import (
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.machine.cores import cores
 from stability_lab.plugins.instantiate import typed_options
-from stability_lab.plugins.trust import allowing
+from stability_lab.plugins.trust import allowed, allowing
 from stability_lab.run import console
-from stability_lab.run.folder import InUse, make_folder, sweep_name
+from stability_lab.run.folder import SUMMARY, InUse, is_finished, make_folder, read_object, sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
 from stability_lab.run.sweep import IN_USE, Journal, deaf, finish, new_journal, stoppable, told
-from stability_lab.text import shown
+from stability_lab.text import next_command, shown
 from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("stability_lab")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command and return its exit code. ConfigError before anything is created."""
+def main(argv: Sequence[str], ends: bool = True) -> int:
+    """Run the command and return its exit code. ConfigError before anything is created.
+
+    `ends`: what may be run next is said at the end; a command that trains has more to do.
+    """
     refuse_distributed()
     command = read_command_line(argv)
     if command.only_shows:
@@ -70,10 +75,33 @@ def main(argv: Sequence[str]) -> int:
     if resumed is not None:
         from stability_lab.run.job import go_on_with
 
-        return go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv).exit_code
+        outcome = go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv)
+        _say_next(outcome.path.parent, outcome.path)
+        return outcome.exit_code
     if not command.multirun:
         return _run_hydra(command, [])
-    return _sweep(command, composed)
+    code, folder = _sweep(command, composed)
+    if ends and code in (EXIT_CODES[CTRL_C], EXIT_CODES[SIGTERM]):
+        packages = (word for package in allowed() for word in ("--allow", package))
+        _log.info("to go on: %s", shlex.join(["python", "-m", "stability_lab", "train", *packages, *argv]))
+    elif ends:
+        _say_next(folder)
+    return code
+
+
+def _say_next(folder: Path, run: Path | None = None) -> None:
+    """Runs in `folder` that have a result are compared, and one alone is scored. Unless `run` has none: its last words
+    say how it goes on."""
+    if run is None or _has_result(run):
+        ended = list(itertools.islice(filter(_has_result, sorted(folder.iterdir())), 2))
+        if len(ended) == 2:
+            _log.info("%s", next_command("compare", str(folder)))
+        elif ended:
+            _log.info("%s", next_command("score", str(ended[0])))
+
+
+def _has_result(run: Path) -> bool:
+    return (run / SUMMARY).is_file() and is_finished(read_object(run / SUMMARY))
 
 
 def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
@@ -107,7 +135,9 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
         if journal is not None:
             return _job_of_sweep(cfg, argv, journal)
         try:
-            outcomes.append(_execute(cfg, argv).exit_code)
+            outcome = _execute(cfg, argv)
+            _say_next(outcome.path.parent, outcome.path)
+            outcomes.append(outcome.exit_code)
         except ConfigError as error:
             refused.append(error)  # Hydra would print a traceback
             return 2
@@ -184,7 +214,8 @@ def _workers(hydra_config: Any, jobs: int) -> int:
     return 1
 
 
-def _sweep(command: CommandLine, composed: list[Composed]) -> int:
+def _sweep(command: CommandLine, composed: list[Composed]) -> tuple[int, Path]:
+    """The exit code, and the folder of the runs."""
     from stability_lab.run.workers import words_of, workers_of
 
     first, named = composed[0].config, _launcher(command)
@@ -201,7 +232,7 @@ def _sweep(command: CommandLine, composed: list[Composed]) -> int:
     words += [f"++group={quoted(group)}", f"hydra.sweep.dir={quoted(str(folder))}"]
     with console.sweep(), told(journal):
         code = _rounds(command, words, journal) if launcher == "joblib" else _round(command, words, journal)
-    return finish(journal, sys.argv, command.jobs, first.sweep.strict, code)
+    return finish(journal, sys.argv, command.jobs, first.sweep.strict, code), folder
 
 
 def _round(command: CommandLine, words: list[str], journal: Journal) -> int:

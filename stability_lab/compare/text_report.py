@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from stability_lab.compare.comparability import COST, LOSS, spoiled
@@ -24,7 +23,7 @@ from stability_lab.compare.tables import (
     p_text,
     words_for_nonfinite,
 )
-from stability_lab.text import MISSING, Table, aligned, shown, text_table
+from stability_lab.text import MISSING, Table, aligned, filled, rough, text_table
 
 _MARKS = {LOSS: "*", COST: "†"}
 
@@ -36,11 +35,12 @@ def tables(comparison: Comparison) -> list[Table]:
     return made + [_effects(comparison, factorial) for factorial in comparison.factorials]
 
 
-def text(comparison: Comparison) -> str:
-    parts = [_opening(comparison), _checks_text(comparison)]
-    parts += [text_table(table) for table in tables(comparison)]
-    parts.append(_listing("Decision", decision(comparison)))
-    parts.append(_listing("Notes", comparison.notes))
+def text(comparison: Comparison, width: int | None = None) -> str:
+    """For a terminal of `width` columns."""
+    parts = [filled(_opening(comparison), width), _checks_text(comparison, width)]
+    parts += [text_table(table, width) for table in tables(comparison)]
+    parts.append(_listing("Decision", decision(comparison), width))
+    parts.append(_listing("Notes", comparison.notes, width))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -111,7 +111,8 @@ def _losses(comparison: Comparison) -> Table:
             "this size with 80% power, were it the true one, at the ends of the 95% interval of the spread; no number "
             "is given where it would be a guess."
         )
-    return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
+    least = [f"{metric.removesuffix('/loss')}/ppl{mark}", f"best {metric}{mark}", "seeds", "p (Holm)"]
+    return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)), tuple(least))
 
 
 def _finding(row: Row) -> str:
@@ -144,7 +145,9 @@ def _stability(comparison: Comparison) -> Table:
         notes.append("tokens/s: of a busy machine (see the notes), so without a ratio to the baseline.")
     if any(row.degraded for row in comparison.rows):
         notes.append("Degraded: finite, but over 0.1 nats above the sweep's best, or an attention logit above 10,000.")
-    return Table("Stability and cost", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, COST)))
+    notes += _spoiled_notes(comparison, COST)
+    least = ("clipped", f"memory{mark}", "loss spikes", f"tokens/s{mark}", "largest attn logit")
+    return Table("Stability and cost", tuple(head), tuple(lines), tuple(notes), least)
 
 
 def _learning_rates(comparison: Comparison) -> Table:
@@ -188,7 +191,10 @@ def _learning_rates(comparison: Comparison) -> Table:
     )
     if any(ladder.sensitivity and ladder.sensitivity.n < ladder.seeds for ladder in comparison.ladders):
         notes.append("2 of 3 seeds: the others lack a learning rate of the grid and are in no sensitivity.")
-    return Table("Learning rates", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)))
+    notes += _spoiled_notes(comparison, LOSS)
+    names = ("ratio", "edge", "diverged as initial", "usable LRs", "largest stable LR")
+    least = (*(f"{name}{mark}" for name in names), "seeds")
+    return Table("Learning rates", tuple(head), tuple(lines), tuple(notes), least)
 
 
 def _effects(comparison: Comparison, factorial: Factorial) -> Table:
@@ -224,9 +230,12 @@ def mean_text(mean: Mean | None, digits: int = 4) -> str:
     if mean is None:
         return MISSING
     decimals = _decimals(mean.value, digits)
-    if mean.half is None or not math.isfinite(mean.half):
-        return f"{mean.value:.{decimals}f}" if abs(mean.value) < 1e6 else f"{mean.value:.{digits}g}"
-    return f"{mean.value:.{decimals}f} ± {mean.half:.{decimals}f}"
+    half = mean.half if mean.half is not None and math.isfinite(mean.half) else None
+    if max(abs(mean.value), half or 0.0) >= 1e6:  # a perplexity of a run that went wrong
+        return rough(mean.value) if half is None else f"{rough(mean.value)} ± {rough(half)}"
+    if half is None:
+        return f"{mean.value:.{decimals}f}"
+    return f"{mean.value:.{decimals}f} ± {half:.{decimals}f}"
 
 
 def difference_text(difference: Difference | None, of: Mean | None = None) -> str:
@@ -348,15 +357,15 @@ def _check_line(comparison: Comparison) -> str:
     return "; ".join(f"{word}: {', '.join(by_word[word])}" for word in order) + f"; {paired}"
 
 
-def _checks_text(comparison: Comparison) -> str:
-    same = textwrap.wrap(", ".join(check.name for check in comparison.checks if check.same is True), 100)
-    rows: list[tuple[str, ...]] = [("" if i else "same", line) for i, line in enumerate(same)]
+def _checks_text(comparison: Comparison, width: int | None) -> str:
+    width = min(width or 120, 120) - 2
+    same = ", ".join(check.name for check in comparison.checks if check.same is True)
+    rows: list[tuple[str, ...]] = [("same", same)] * bool(same)
     rows += [(check.word, check.name, check.detail) for check in comparison.checks if check.same is not True]
     rows.append(("paired", "yes, runs of one seed are pairs" if comparison.paired else "no"))
-    return "\n".join(["Comparable?", *(f"  {line}" for line in aligned(rows))])
+    return "\n".join(["Comparable?", *(f"  {line}" for line in aligned(rows, width))])
 
 
-def _listing(title: str, lines: Iterable[str]) -> str:
-    lines = list(lines)
-    wrapped = (textwrap.fill(f"- {shown(line)}", 120, subsequent_indent="  ", break_long_words=False) for line in lines)
-    return "\n".join([title, *wrapped]) if lines else ""
+def _listing(title: str, lines: Iterable[str], width: int | None) -> str:
+    wrapped = [filled(f"- {line}", width, indent="  ") for line in lines]
+    return "\n".join([title, *wrapped]) if wrapped else ""

@@ -39,6 +39,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
+    def add_wide(self) -> None:
+        """The flag of all commands whose tables leave columns out on a narrow terminal."""
+        self.add_argument("--wide", action="store_true", help="whole tables (default: what the terminal has room for)")
+
 
 # What a key decides, from which `roles.py` answers who asks for it:
 #   result: a weight or a metric; seed: the same, by chance alone; machine: how it is computed, so that last bits may

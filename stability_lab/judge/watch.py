@@ -126,5 +126,11 @@ class Watch:
         self.measured_at, self.looked_at = (int(plain[name]) for name in _PLAIN[3:])
 
 
+def without_verdict(summary: Row) -> Row:
+    """The summary of a run that failed: what was measured, and no verdict on a part that was not meant to be all."""
+    kept = {key: value for key, value in summary.items() if key != "sensitivity"}
+    return kept | {"verdict": None, "reason": "The run failed, and what it measured until then has no verdict."}
+
+
 def _finite(values: NDArray[np.float64] | None) -> NDArray[np.float64]:
     return np.empty(0) if values is None else values[np.isfinite(values)]

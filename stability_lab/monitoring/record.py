@@ -18,7 +18,7 @@ from torch import Tensor
 from stability_lab.judge.judgement import Judgement
 from stability_lab.judge.series import JUDGED, Row, perplexity
 from stability_lab.judge.verdict import Evidence, initial_loss_warning
-from stability_lab.judge.watch import Watch
+from stability_lab.judge.watch import Watch, without_verdict
 from stability_lab.tracking.run_files import RunFiles
 
 _log = logging.getLogger("stability_lab")
@@ -149,6 +149,8 @@ class Record:
         self.judgement, summary = self.watch.judge(nonfinite=self.nonfinite, nonfinite_parameter=nonfinite_parameter)
         if status == "completed" and summary["verdict"] == "diverged":
             status = "diverged"
+        if status == "failed":
+            summary = without_verdict(summary)
         if self.files:
             self._write(self.files, len(self.unwritten))
             outcome = {"status": status} | ({"ended_by": ended_by} if ended_by else {})

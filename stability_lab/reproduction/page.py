@@ -79,7 +79,7 @@ def claim_table(part: Part, scale: str, decided: Sequence[Decided]) -> Table:
         ours = " ".join(word for word in (shown(j.finding), _unit(part, j)) if word)
         rows.append((j.claim.statement + marks, j.claim.printed, ours, scale, _verdict(j.finding), j.claim.where))
     header = ("claim", "published", "ours", "scale", "verdict", "source")
-    return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows))
+    return Table(f"{part.name} {part.part}: {part.question}", header, tuple(rows), least=("source", "scale"))
 
 
 def _notes(decided: Sequence[Decided]) -> dict[str, int]:

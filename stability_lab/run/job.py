@@ -18,6 +18,7 @@ from stability_lab.compose import Composed
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.judge.series import Row
+from stability_lab.judge.watch import without_verdict
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.facts import facts, opening
@@ -226,6 +227,8 @@ class Job:
             # The judge has the last word: a finite divergence ends a run as a non-finite one does.
             if summary["status"] == "completed" and summary["verdict"] == "diverged":
                 summary |= {"status": "diverged", "exit_code": EXIT_CODES["diverged"]}
+            if status == "failed":
+                summary = without_verdict(summary)
         if reason is not None:
             summary["ended_by"] = reason
         try:
@@ -234,14 +237,14 @@ class Job:
             _log.error(
                 "failed: summary.json could not be written (%s); metrics.jsonl has what was measured", error.strerror
             )
-            summary |= {"status": "failed", "exit_code": EXIT_CODES["failed"]}
+            summary = without_verdict(summary) | {"status": "failed", "exit_code": EXIT_CODES["failed"]}
         if self.tracker is not None:
             known = {key: value for key, value in flatten(summary).items() if value not in (None, {})}
             self.tracker.finish(known, summary["exit_code"])
-        if summary["status"] in ("interrupted", "failed") and is_resumable(files.path / "checkpoints"):
-            _log.info("to go on: python -m stability_lab train resume=%s", shlex.quote(str(files.path)))
         if loop is not None:
             _log.info("%s", last_words(summary, files.path, self.tracker))
+        if summary["status"] in ("interrupted", "failed") and is_resumable(files.path / "checkpoints"):
+            _log.info("to go on: python -m stability_lab train resume=%s", shlex.quote(str(files.path)))
         final = summary.get("final", {}).get("val/loss")
         return Outcome(files.path, summary["status"], summary.get("verdict"), final, summary["exit_code"], reason)
 

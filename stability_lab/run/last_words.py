@@ -15,11 +15,11 @@ def last_words(summary: Mapping[str, Any], path: Path, tracker: Tracker | None) 
     final, initial, steps = summary["final"], summary["initial"], summary["steps"]
     lines = {
         "status": f"{summary['status']} (exit code {summary['exit_code']})",
-        "verdict": f"{summary['verdict']}: {summary['reason']}",
+        "verdict": f"{summary['verdict'] or 'none'}: {summary['reason']}",
         "train": f"{_loss({}, final, 'train')} (mean of the last {min(LAST, steps)} of {steps} steps)",
         "validation": _loss(initial, final, "val"),
         **_optimum(summary),
-        "grad-norm spikes": _spikes(summary["scores"].get("grad_norm", {})),
+        "grad-norm spikes": _spikes(summary),
         "largest attention logit": f"{_number(summary['max_attn_logit'], '.4g')} on the probe batch",
         "speed": f"{_number(summary['tokens_per_s'], ',.0f')} tokens/s",
         "files": str(path),
@@ -37,24 +37,27 @@ def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"best possible": f"loss {optimum:.4f} on these validation tokens; this run is {distance}"}
 
 
-def _spikes(scores: Mapping[str, Any]) -> str:
-    """Spikes by OLMo-core's rule, or by the robust one where the run is too short for that."""
+def _spikes(summary: Mapping[str, Any]) -> str:
+    """The judge's events, of which the verdict speaks, and beside them the score by OLMo-core's rule, which is another
+    definition of a spike; by the robust one where the run is too short for that."""
+    events = f"{summary['events'].get('grad_norm_spike', 0)} events"
+    scores = summary["scores"].get("grad_norm", {})
     for name in ("olmo_core", "robust"):
         score = scores.get(name)
         if score is not None and score["score"] is not None:
             return (
-                f"{score['n_spikes']} in {score['n_scored']} scored steps "
-                f"({name}: score {score['score']:.2f}%, one spike is {score['resolution']:.2f}%)"
+                f"{events}; by another rule, {name}: {score['n_spikes']} in {score['n_scored']} scored steps "
+                f"({score['score']:.2f}%, one spike is {score['resolution']:.2f}%)"
             )
-    return f"not scored: {scores['robust']['reason']}" if scores else "not scored"
+    return f"{events}; not scored: {scores['robust']['reason']}" if scores else f"{events}; not scored"
 
 
 def _loss(first: Mapping[str, Any], last: Mapping[str, Any], split: str) -> str:
-    """`loss 5.5540 -> 1.7694, perplexity 258 -> 5.87`; without what is not in `first`."""
+    """`loss 5.554 -> 1.769, perplexity 258 -> 5.87`; without what is not in `first`."""
     ends = [values for values in (first, last) if values.get(f"{split}/loss") is not None]
     if not ends:
         return "not measured"
-    losses = " -> ".join(f"{values[f'{split}/loss']:.4f}" for values in ends)
+    losses = " -> ".join(f"{values[f'{split}/loss']:.3f}" for values in ends)
     return f"loss {losses}, perplexity {' -> '.join(rough(values[f'{split}/ppl']) for values in ends)}"
 
 

@@ -16,8 +16,16 @@ from stability_lab.text import rough
 _log = logging.getLogger("stability_lab")
 LINES = 20  # plain lines a run
 _LONGEST = 16  # names of stabilizers on the bar
-# The bar itself is short, so that 80 columns have room for loss, val and gnorm beside it.
-_BAR = "{desc} |{bar:6}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+_SHORTEST_BAR = 10
+_TIMES, _LONGEST_TIMES = "{elapsed}<{remaining}", "00:00:00<00:00:00"
+_COLUMNS = 80  # of a terminal that does not say
+# What stands around the bar in a line, from the most room that it takes to the least; the numbers have precedence.
+_LAYOUTS = (
+    f"{{desc}} |{{bar}}| {{n_fmt}}/{{total_fmt}} [{_TIMES}]{{postfix}}",
+    "{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}",
+    "|{bar}| {n_fmt}/{total_fmt}{postfix}",
+    "|{bar}|{postfix}",
+)
 
 
 def short_name(config: TrainConfig) -> str:
@@ -26,6 +34,10 @@ def short_name(config: TrainConfig) -> str:
     if len(names) > _LONGEST:
         names = f"{len(config.stabilizer)} stabilizers"
     return f"{names} {config.lr:g} s{config.seed}"
+
+
+def _short(loss: float) -> str:
+    return f"{loss:.3f}" if loss < 1000 else rough(loss)
 
 
 class Progress:
@@ -38,7 +50,7 @@ class Progress:
         self.started = time.monotonic()
         self.next_line = 0.0
         self.bar = (
-            tqdm(total=max_steps, initial=done, desc=name, dynamic_ncols=True, leave=False, bar_format=_BAR)
+            tqdm(total=max_steps, initial=done, desc=name, dynamic_ncols=True, leave=False, bar_format=_LAYOUTS[0])
             if sys.stderr.isatty()
             else None
         )
@@ -53,8 +65,8 @@ class Progress:
         validation = f"  val {row['val/loss']:.4f}" if "val/loss" in row else ""
         text = f"loss {loss:.4f}{validation}  gnorm {norm:.3g}{rest}"
         if self.bar is not None:
-            validation = "" if self.val_loss is None else f" val {self.val_loss:.3f}"
-            self.bar.set_postfix_str(f"loss {loss:.3f}{validation} gnorm {norm:.2g}{rest}", refresh=False)
+            validation = "" if self.val_loss is None else f" val {_short(self.val_loss)}"
+            self._fit(f"loss {_short(loss)}{validation} gnorm {norm:.2g}", rest)
             self.bar.update(step - self.bar.n)
             _log.info("step %d/%d  %s", step, self.max_steps, text, extra={"only_file": True})
             return
@@ -65,6 +77,19 @@ class Progress:
         eta = elapsed / (step - self.first) * (self.max_steps - step)
         line = f"step {step}/{self.max_steps}  {text}  ETA {int(eta // 60)}:{int(eta % 60):02d}"
         _log.info("%s", line, extra={"only_file": not on_console})
+
+    def _fit(self, numbers: str, rest: str) -> None:
+        """Give the bar the layout that leaves it ten columns beside the numbers; `rest` only where all has room."""
+        assert self.bar is not None
+        facts = dict(self.bar.format_dict)
+        for postfix, layout in [(numbers + rest, _LAYOUTS[0]), *((numbers, layout) for layout in _LAYOUTS)]:
+            # As long as it gets, so that the layout does not change while digits are added to counter and times.
+            around = layout.replace("{bar}", "").replace("{n_fmt}", "{total_fmt}").replace(_TIMES, _LONGEST_TIMES)
+            line = tqdm.format_meter(**facts | {"bar_format": around, "postfix": postfix, "ncols": None})
+            if len(line) + _SHORTEST_BAR <= (facts["ncols"] or _COLUMNS):
+                break
+        self.bar.bar_format = layout
+        self.bar.set_postfix_str(postfix, refresh=False)
 
     def close(self) -> None:
         if self.bar is not None:

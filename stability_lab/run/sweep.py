@@ -26,7 +26,7 @@ from typing import Any
 from stability_lab.disk.files import open_file, read_text, replace_file
 from stability_lab.plugins.trust import allowed
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Interruption, Terminated, handled, reason_of
-from stability_lab.text import MISSING, Table, duration, text_table
+from stability_lab.text import MISSING, Table, duration, room, text_table
 from stability_lab.tracking.manifest import redact
 
 JOBS, RESULT = "jobs.jsonl", "sweep.json"
@@ -177,7 +177,7 @@ def finish(journal: Journal, argv: Sequence[str], overrides: Sequence[Sequence[s
         code = 1
     if not code and strict and counts["diverged"]:
         code = 3
-    _log.info("%s", text_table(_table(jobs, counts)))
+    _log.info("%s", text_table(_table(jobs, counts), room()))
     for job in jobs:
         if job["status"] == "failed":
             where = f" (traceback in {job['path']}/train.log)" if job.get("path") else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -174,14 +175,17 @@ def test_a_sweep_measures_what_is_alike_once(
     assert cli.run(["plan", *sweep, "tracking=local", "trainer.device=cpu"]) == 0
     out = capsys.readouterr().out.splitlines()
     header = next(i for i, line in enumerate(out) if line.split()[:2] == ["job", "parameters"])
-    rows = [line.split() for line in out[header + 1 : header + 9]]
+    rows = [line.split() for line in out[header + 2 : header + 10]]
     assert [row[0] for row in rows] == [str(i) for i in range(1, 9)]
     assert len({row[1] for row in rows}) == 2
     assert rows[1][-3:] == ["stabilizer=none", "optimizer.lr=0.001", "trainer.max_steps=10"]
     # Start, end and build, and 3 + 4 * 2 or 3 + 9 * 2 seconds of steps: four jobs of each.
     one = [1 + 3 + 2 * (steps - 1) + 2 * 0.5 + 2 * 0.25 for steps in (5, 10)]
     assert [row[6] for row in rows[:2]] == [duration(seconds).removesuffix(" s") for seconds in one]
-    assert out[header + 9].startswith("8 jobs, one after the other: ")
+    assert out[header + 10].startswith("8 jobs, one after the other: ")
+    assert out[-1] == "next: " + shlex.join(
+        ["python", "-m", "stability_lab", "train", *sweep, "tracking=local", "trainer.device=cpu"]
+    )
     assert [config.stabilizer.keys() for config in measured] == [{}.keys(), {"qknorm": 0}.keys()]
     assert list(tmp_path.iterdir()) == []
 
@@ -202,7 +206,7 @@ def test_past_its_time_a_sweep_is_scaled_by_flops(
     assert second["timing"]["steps_timed"] == 0
     assert second["memory_bytes"] is None
     assert cli.run(["plan", *command]) == 0
-    row = capsys.readouterr().out.splitlines()[-2]
+    row = capsys.readouterr().out.splitlines()[-3]
     assert "~" in row
     assert "not measured" in row
 

@@ -48,7 +48,10 @@ ORDER = ["offline-run-20260101_000000-a", "offline-run-20260102_000000-b", "offl
 def test_everything_once_and_in_order(sweep: Path, server: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["sync", str(sweep)]) == 0
     assert server == ORDER
-    assert capsys.readouterr().out.splitlines()[-1] == "3 uploaded, 0 uploaded before, 0 held back"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "3 uploaded, 0 uploaded before, 0 held back",
+        f"next: python -m stability_lab compare {sweep} --wandb",
+    ]
     assert cli.run(["sync", str(sweep)]) == 0
     assert server == ORDER
     assert capsys.readouterr().out == "0 uploaded, 3 uploaded before, 0 held back\n"

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def only(folder: Path) -> Path:
 def last_words(out: str) -> dict[str, str]:
     """The lines of the report at the end, by their first words."""
     words = ("status", "verdict", "train", "validation", "grad-norm spikes", "largest attention logit", "speed")
-    lines = out.splitlines()[-9:]
+    lines = [line for line in out.splitlines() if not line.startswith(("next: ", "to go on: "))][-9:]
     found = {word: line[len(word) :].strip() for line in lines for word in words if line.startswith(word + " ")}
     assert list(found) == list(words), out
     assert lines[-2].startswith("files ")
@@ -128,13 +129,13 @@ def test_the_last_lines_say_what_came_out(shown: Shown, run: Path) -> None:
     assert report["status"] == "completed (exit code 0)"
     assert report["verdict"] == f"{summary['verdict']}: {summary['reason']}"
     final = summary["final"]
-    assert report["train"].startswith(f"loss {final['train/loss']:.4f}, perplexity {final['train/ppl']:.3g} (mean")
+    assert report["train"].startswith(f"loss {final['train/loss']:.3f}, perplexity {final['train/ppl']:.3g} (mean")
     first = summary["initial"]
     assert report["validation"] == (
-        f"loss {first['val/loss']:.4f} -> {final['val/loss']:.4f}, "
+        f"loss {first['val/loss']:.3f} -> {final['val/loss']:.3f}, "
         f"perplexity {first['val/ppl']:.3g} -> {final['val/ppl']:.3g}"
     )
-    assert report["grad-norm spikes"].startswith("not scored: ")
+    assert report["grad-norm spikes"].startswith("0 events; not scored: ")
     assert report["largest attention logit"].startswith(f"{summary['max_attn_logit']:.4g}")
     assert report["speed"] == f"{summary['tokens_per_s']:,.0f} tokens/s"
     assert report["files"] == str(run)
@@ -203,8 +204,10 @@ def test_summary_agrees_with_the_metrics(run: Path) -> None:
 
 def test_train_log_keeps_what_was_shown(run: Path, shown: Shown) -> None:
     log = (run / "train.log").read_text(encoding="utf-8")
-    for line in shown.out.splitlines():
+    *lines, after = shown.out.splitlines()
+    for line in lines:
         assert line in log
+    assert shlex.split(after) == ["next:", "python", "-m", "stability_lab", "score", str(run)]
 
 
 @pytest.mark.slow
@@ -330,6 +333,8 @@ def test_a_failed_run(here: Path, tiny_overrides: tuple[str, ...], monkeypatch: 
     summary = read(run / "summary.json")
     assert (summary["status"], summary["exit_code"]) == ("failed", 1)
     assert summary["ended_by"] == "RuntimeError: the device is"
+    assert (summary["verdict"], summary.get("sensitivity")) == (None, None)
+    assert last_words(shown.out)["verdict"].startswith("none: The run failed, ")
     assert len(read_rows(run / "metrics.jsonl")) == summary["steps"] == 3
 
 
@@ -455,7 +460,8 @@ def test_a_sweep_ends_with_a_table(sweep: Path, sweep_shown: Shown) -> None:
     lines = sweep_shown.out.splitlines()
     assert lines[0] == f"sweep of 3 runs in {sweep}"
     assert sum(line.startswith("job ") and "stabilizers: none" in line for line in lines) == 3
-    title, header, _, *table = lines[-6:]
+    title, header, _, *table, after = lines[-7:]
+    assert after == f"next: python -m stability_lab compare {sweep}"
     assert title == "3 runs: 2 completed, 1 diverged"
     assert header.split() == ["job", "status", "verdict", "val/loss", "time", "run"]
     assert [line.split()[:2] for line in table] == [["1", "completed"], ["2", "diverged"], ["3", "completed"]]
@@ -477,7 +483,7 @@ def test_a_sweep_again_skips_what_is_finished(sweep: Path, sweep_output: Path, t
     assert shown.code == 0
     assert sum(", already there; " in line for line in shown.out.splitlines()) == 3
     assert of_runs() == before
-    assert [line.split()[1] for line in shown.out.splitlines()[-3:]] == ["completed", "diverged", "completed"]
+    assert [line.split()[1] for line in shown.out.splitlines()[-4:-1]] == ["completed", "diverged", "completed"]
 
 
 @pytest.mark.slow
@@ -491,6 +497,9 @@ def test_a_failed_job_does_not_stop_the_others(
     folder = only(here / "outputs")
     jobs = ended(folder)
     assert [(job["status"], job["exit_code"]) for job in jobs] == [("completed", 0), ("failed", 1), ("completed", 0)]
+    assert [job["verdict"] for job in jobs] == ["undecided", None, "undecided"]
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("1 ", "2 ", "3 "))]
+    assert [row[1:3] for row in rows] == [["completed", "undecided"], ["failed", "-"], ["completed", "undecided"]]
     assert "Traceback" in (Path(jobs[1]["path"]) / "train.log").read_text(encoding="utf-8")
     assert "Traceback" not in (Path(jobs[2]["path"]) / "train.log").read_text(encoding="utf-8")
 

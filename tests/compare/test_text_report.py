@@ -110,7 +110,9 @@ def test_latex_is_escaped_and_balanced(comparison: Comparison) -> None:
         (Mean(1.7712, None, None, 1), "1.771"),
         (Mean(153.21, 150.0, 156.42, 3), "153.2 ± 3.2"),
         (Mean(0.0123, 0.01, 0.0146, 3), "0.01230 ± 0.00230"),
-        (Mean(1e12, None, None, 1), "1e+12"),
+        (Mean(1e12, None, None, 1), "1e12"),
+        (Mean(5.53e239, 1e239, 1.006e240, 3), "5.53e239 ± 4.53e239"),
+        (Mean(50257.4, 40000.0, 60514.8, 3), "50257 ± 10257"),
     ],
 )
 def test_means_have_the_digits_that_a_reader_needs(mean, words: str) -> None:
