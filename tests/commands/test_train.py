@@ -411,7 +411,7 @@ def test_a_signal_to_a_real_process(
 # Sweeps
 
 
-SWEEP = ("optimizer.lr=1e-3,1e30,2e-3", "--multirun")
+SWEEP = ("sweep.workers=1", "optimizer.lr=1e-3,1e30,2e-3", "--multirun")
 
 
 def ended(folder: Path) -> list[dict[str, Any]]:
@@ -491,14 +491,14 @@ def test_a_failed_job_does_not_stop_the_others(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at(3, RuntimeError("out of luck"), monkeypatch)
-    shown = train("-m", *tiny_overrides, "trainer.max_steps=2", "+stabilizer=none,qknorm,zloss")
+    shown = train("-m", "sweep.workers=1", *tiny_overrides, "trainer.max_steps=2", "+stabilizer=none,qknorm,zloss")
     assert shown.code == 1
     assert "Traceback" not in shown.out + shown.err
     folder = only(here / "outputs")
     jobs = ended(folder)
     assert [(job["status"], job["exit_code"]) for job in jobs] == [("completed", 0), ("failed", 1), ("completed", 0)]
     assert [job["verdict"] for job in jobs] == ["undecided", None, "undecided"]
-    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("1 ", "2 ", "3 "))]
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("1  ", "2  ", "3  "))]
     assert [row[1:3] for row in rows] == [["completed", "undecided"], ["failed", "-"], ["completed", "undecided"]]
     assert "Traceback" in (Path(jobs[1]["path"]) / "train.log").read_text(encoding="utf-8")
     assert "Traceback" not in (Path(jobs[2]["path"]) / "train.log").read_text(encoding="utf-8")
@@ -507,7 +507,15 @@ def test_a_failed_job_does_not_stop_the_others(
 @pytest.mark.slow
 def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     """The second of two jobs wants the folder of the first; the third still runs."""
-    arguments = ("-m", *tiny_overrides, "trainer.max_steps=1", "if_exists=error", "run_name=a,a,b", "group=mine")
+    arguments = (
+        "-m",
+        "sweep.workers=1",
+        *tiny_overrides,
+        "trainer.max_steps=1",
+        "if_exists=error",
+        "run_name=a,a,b",
+        "group=mine",
+    )
     shown = train(*arguments)
     assert (shown.code, shown.err) == (1, "")
     lines = [line for line in shown.out.splitlines() if "if_exists=error" in line]
@@ -522,7 +530,7 @@ def test_a_sweep_that_meets_a_run_and_must_not(here: Path, tiny_overrides: tuple
 def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
     here: Path, tiny_overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("-m", *tiny_overrides, "trainer.max_steps=2", "seed=0,1,2")
+    arguments = ("-m", "sweep.workers=1", *tiny_overrides, "trainer.max_steps=2", "seed=0,1,2")
     with monkeypatch.context() as patch:
         stop_at(4, KeyboardInterrupt(), patch)
         shown = train(*arguments)
@@ -540,7 +548,7 @@ def test_ctrl_c_ends_a_sweep_and_the_same_command_completes_it(
 @pytest.mark.slow
 def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[str, ...]) -> None:
     tuned = ("+stabilizer=none,zloss", "stabilizer.zloss.weight=1e-5")
-    shown = train("-m", *tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0", *tuned)
+    shown = train("-m", "sweep.workers=1", *tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0", *tuned)
     assert shown.code == 0
     notices = [line for line in shown.out.splitlines() if line.startswith("notice: ")]
     assert notices == ["notice: stabilizer.zloss.weight is ignored here: this run has no zloss"]
