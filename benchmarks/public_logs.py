@@ -45,8 +45,8 @@ eight runs of one W&B export did diverge (3.7 to 6.0, 3.9 to 6.7 and 8.0 to 11.8
 Keras CSV had been judged wrongly until steps that were only planned, and trainings below each other, were told
 apart.
 
-No public file was found of nanotron, Lightning's progress bar, OLMo's and torchtitan's output and the lines of
-transformers: these are tested with lines of their documented form alone.
+No public file was found of nanotron, Lightning's progress bar, OLMo's and torchtitan's output: these are tested with
+lines of their documented form alone.
 """
 
 

@@ -248,9 +248,11 @@ def _lines(block: Block, width: int | None) -> Iterator[str]:
         yield from aligned([("  error   ", block["error"])], width)
         return
     steps = block["steps"]
+    counter = block["columns"].get("step", "row").rsplit("/", 1)[-1].lower()
+    unit = counter if counter in ("row", "epoch") else "step"
     read = (
         f"{block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
-        f"steps {steps['first']:,} to {steps['last']:,}, one every {_steps(steps['stride'])}{_gaps(steps)}"
+        f"{unit}s {steps['first']:,} to {steps['last']:,}, one every {_every(steps['stride'], unit)}{_gaps(steps)}"
     )
     lines = [("read", read), ("columns", ", ".join(f"{role}: {name}" for role, name in block["columns"].items()))]
     if "verdict" in block:
@@ -318,8 +320,8 @@ def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _steps(stride: int) -> str:
-    return "step" if stride == 1 else f"{stride:,} steps"
+def _every(stride: int, unit: str) -> str:
+    return unit if stride == 1 else f"{stride:,} {unit}s"
 
 
 def _gaps(steps: Mapping[str, Any]) -> str:

@@ -162,6 +162,15 @@ def test_strides_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "one every 25 steps" in table(capsys, file)
 
 
+def test_rows_and_epochs_are_not_called_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(f"{{'loss': {3 - 0.01 * i}, 'learning_rate': 5e-05, 'epoch': {i / 100}}}\n" for i in range(50))
+    (tmp_path / "train.out").write_text(lines, encoding="utf-8")
+    assert "rows 1 to 50, one every row" in table(capsys, tmp_path / "train.out")
+    keras = "epoch,loss\n" + "".join(f"{i},{3 - 0.01 * i}\n" for i in range(50))
+    (tmp_path / "keras.csv").write_text(keras, encoding="utf-8")
+    assert "epochs 0 to 49, one every epoch" in table(capsys, tmp_path / "keras.csv")
+
+
 @pytest.mark.parametrize(
     ("steps", "gaps", "words"),
     [
