@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from stability_lab.build import build_run
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.judge.series import Row
 from stability_lab.training.inject import Injector, parse
 from stability_lab.training.loop import Loop

@@ -17,7 +17,8 @@ from timing import interleaved, ratio
 from torch import Tensor, nn
 
 from stability_lab.build import build_stabilizers, build_step, fill_seams
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
 

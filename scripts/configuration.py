@@ -16,7 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import ROLES, TrainConfig, config_dir, schema_keys
 from stability_lab.text import flatten
 

@@ -193,7 +193,8 @@ def step_time(row: Mapping[str, str], dry: bool) -> dict[str, Any]:
     import torch
 
     from stability_lab.build import build_run
-    from stability_lab.compose import compose_jobs, read_command_line
+    from stability_lab.command_line import read_command_line
+    from stability_lab.compose import compose_jobs
     from stability_lab.run.cost import PEAKS, flops_per_token
 
     overrides = [*SIZES[row["size"]], *VARIANTS[row["variant"]], f"trainer.compile={row['compile']}", "tracking=local"]

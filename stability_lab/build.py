@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import sys
+from collections.abc import Iterable, MutableMapping
 
 import torch
 
@@ -49,9 +51,14 @@ def fill_seams(stabilizers: list[Stabilizer]) -> Seams:
     return seams
 
 
-def load_data(config: TrainConfig) -> TokenData:
-    tokenizer = instantiate(config.tokenizer, "tokenizer")
-    data = instantiate_as(DataSource, config.data, "data").load(tokenizer)
+def load_data(config: TrainConfig, known: MutableMapping[str, TokenData] | None = None) -> TokenData:
+    """The data of a run; `known` keeps what was loaded, for configurations that share it."""
+    key = json.dumps([config.data, config.tokenizer], default=str)
+    data = None if known is None else known.get(key)
+    if data is None:
+        data = instantiate_as(DataSource, config.data, "data").load(instantiate(config.tokenizer, "tokenizer"))
+    if known is not None:
+        known[key] = data
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:
@@ -95,11 +102,23 @@ def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams, mark: D
         raise ConfigError(f"stabilizer=[{','.join(sorted(config.stabilizer))}]: {error}") from error
 
 
-def check(config: TrainConfig, *, must_fit: bool = False) -> None:
+def check(configs: Iterable[TrainConfig], *, must_fit: bool = False) -> None:
     """Build everything that can be built without memory, time or files; ConfigError where something is wrong.
 
-    `must_fit`: the run is to be trained here, so what this device cannot hold by far, or not compile, is refused too.
+    `must_fit`: the runs are to be trained here, so what this device cannot hold by far, or not compile, is refused too.
+    What runs share is built once.
     """
+    data: dict[str, TokenData] = {}
+    shapes: set[str] = set()
+    for config in configs:
+        _check(config, must_fit, data, shapes)
+
+
+# What a model's shape does not depend on.
+_SHAPELESS = frozenset(("seed", "init_seed", "data_seed", "optimizer", "schedule", "run_name", "tracking", "stability"))
+
+
+def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, TokenData], shapes: set[str]) -> None:
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
@@ -109,7 +128,11 @@ def check(config: TrainConfig, *, must_fit: bool = False) -> None:
     faults = parse(config.debug.inject, config.trainer.max_steps)
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")
-    data = load_data(config)
+    data = load_data(config, known)
+    parts = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in _SHAPELESS}
+    if (shape := repr(parts)) in shapes:
+        return
+    shapes.add(shape)
     if must_fit:
         _check_size(config, config.model.vocab_size or data.vocab_size, optimizer.state_bytes)
         _check_compiler(config)
@@ -200,7 +223,8 @@ def build_run(config: TrainConfig) -> Run:
     """Model and optimizer on the device, with initial weights that depend on (init seed, parameter name) only."""
     device = device_of(config)
     torch.set_num_threads(config.trainer.threads or _default_threads)
-    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    if config.trainer.deterministic != torch.are_deterministic_algorithms_enabled():  # it loads torch's compiler
+        torch.use_deterministic_algorithms(config.trainer.deterministic)
     stabilizers = build_stabilizers(config)
     seams = fill_seams(stabilizers)
     data = load_data(config)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import TrainConfig
 
 # Before anything imports torch: more threads slow tensors of this size down. Child processes inherit it.

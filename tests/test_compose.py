@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stability_lab import build
-from stability_lab.compose import CommandLine, Composed, compose_jobs, read_command_line
+from stability_lab.command_line import CommandLine, read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import ConfigError
 
 

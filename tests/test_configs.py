@@ -17,7 +17,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from stability_lab import build
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
 from stability_lab.data import hf_tokenizer
 from stability_lab.data.sources import hub

@@ -119,7 +119,7 @@ def test_a_numpy_file(tmp_path: Path, kind: str) -> None:
 
 def test_a_tensor_that_nothing_can_count(tiny_config: Callable) -> None:
     with pytest.raises(ConfigError, match=r"model\.d_ff=\d+: no tensor can be that large; choose a smaller width$"):
-        check(tiny_config(f"model.d_ff={2**62}"))
+        check([tiny_config(f"model.d_ff={2**62}")])
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
     if args.shard_tokens is not None and args.shard_tokens < 1:
         raise ConfigError(f"--shard-tokens={args.shard_tokens}: must be 1 or more")
 
-    from stability_lab.compose import compose_jobs, read_command_line
+    from stability_lab.command_line import read_command_line
+    from stability_lab.compose import compose_jobs
     from stability_lab.data.source import TextSource
     from stability_lab.data.tokens.prepare import SHARD_TOKENS, default_folder, prepare
     from stability_lab.plugins.instantiate import instantiate

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stability_lab.compose import CommandLine, compose_jobs, read_command_line, refuse_distributed
+from stability_lab.command_line import CommandLine, read_command_line, refuse_distributed
+from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.plugins.trust import allowed
 from stability_lab.text import Table, aligned, duration, filled, next_command, room, text_table
@@ -99,8 +100,7 @@ def plan(command: CommandLine, started: float, timed: bool = True) -> dict[str, 
     workers = 1
     if command.multirun:
         composed, workers = of_a_sweep(composed), workers_of(composed)
-    for job in composed:
-        check(job.config)
+    check(job.config for job in composed)
     jobs = [facts(job) for job in composed]
     start_up = time.perf_counter() - started
     for job, overrides, composed_job in zip(jobs, command.jobs, composed, strict=True):

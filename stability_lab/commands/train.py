@@ -13,18 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stability_lab.compose import (
-    ROOT,
-    CommandLine,
-    Composed,
-    checked,
-    compose_jobs,
-    plugin_installed,
-    quoted,
-    read_command_line,
-    refuse_distributed,
-)
+from stability_lab.command_line import ROOT, CommandLine, plugin_installed, read_command_line, refuse_distributed
+from stability_lab.compose import Composed, checked, compose_jobs
 from stability_lab.config import ConfigError, config_dir
+from stability_lab.config.words import quoted
 from stability_lab.machine.cores import cores
 from stability_lab.plugins.instantiate import typed_options
 from stability_lab.plugins.trust import allowed, allowing
@@ -67,19 +59,19 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
         from stability_lab.run.workers import of_a_sweep
 
         composed = of_a_sweep(composed)
-    for job in composed:
-        check(job.config, must_fit=True)
+    check((job.config for job in composed), must_fit=True)
     if any(job.config.trainer.deterministic for job in composed):
         # cuBLAS reads it once, at the first product of the process.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if resumed is not None:
         from stability_lab.run.job import go_on_with
 
-        outcome = go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv)
-        _say_next(outcome.path.parent, outcome.path)
-        return outcome.exit_code
+        return _ended(go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv))
     if not command.multirun:
-        return _run_hydra(command, [])
+        # What Hydra does around a job, where somebody asks for it; else the job is composed already.
+        if command.flags or any(line.lstrip("+~").startswith("hydra") for line in command.overrides):
+            return _run_hydra(command, [])
+        return _ended(_execute(composed[0], command.overrides, sys.argv))
     code, folder = _sweep(command, composed)
     if ends and code in (EXIT_CODES[CTRL_C], EXIT_CODES[SIGTERM]):
         packages = (word for package in allowed() for word in ("--allow", package))
@@ -87,6 +79,11 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
     elif ends:
         _say_next(folder)
     return code
+
+
+def _ended(outcome: Outcome) -> int:
+    _say_next(outcome.path.parent, outcome.path)
+    return outcome.exit_code
 
 
 def _say_next(folder: Path, run: Path | None = None) -> None:
@@ -135,9 +132,7 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
         if journal is not None:
             return _job_of_sweep(cfg, argv, journal)
         try:
-            outcome = _execute(cfg, argv)
-            _say_next(outcome.path.parent, outcome.path)
-            outcomes.append(outcome.exit_code)
+            outcomes.append(_ended(_execute(checked(cfg), _task_words(), argv)))
         except ConfigError as error:
             refused.append(error)  # Hydra would print a traceback
             return 2
@@ -152,14 +147,23 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
     return outcomes[-1] if outcomes else 0
 
 
-def _execute(cfg: Any, argv: Sequence[str], number: int | None = None, swept: Sequence[str] = ()) -> Outcome:
-    from hydra.core.hydra_config import HydraConfig
-
+def _execute(
+    composed: Composed,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+    number: int | None = None,
+    swept: Sequence[str] = (),
+) -> Outcome:
     from stability_lab.run.job import execute
 
-    overrides = list(HydraConfig.get().overrides.task)
-    composed = checked(cfg)
-    return execute(composed._replace(plain=typed_options(composed.plain)), overrides, argv, number, swept)
+    return execute(composed._replace(plain=typed_options(composed.plain)), list(overrides), argv, number, swept)
+
+
+def _task_words() -> list[str]:
+    """The words of the job that Hydra runs now."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)
 
 
 def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
@@ -187,7 +191,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     started = time.time()
     try:
         with allowing(journal.allowed):
-            outcome: Mapping[str, Any] = _execute(cfg, argv, number, journal.swept)._asdict()
+            outcome: Mapping[str, Any] = _execute(checked(cfg), _task_words(), argv, number, journal.swept)._asdict()
     except InUse as error:  # another start of this sweep trains it
         outcome = {"path": error.path, "status": IN_USE, "reason": str(error), "exit_code": 0}
     except ConfigError as error:

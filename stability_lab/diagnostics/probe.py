@@ -8,8 +8,9 @@ T tokens, D d_model, H heads.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -125,9 +126,11 @@ def _max(values: list[float]) -> float:
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
+    # A compiled model would be compiled a second time for this, and measured by another kernel than an eager one. Where
+    # the compiler was never loaded, nothing is compiled, and to ask it would load it.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        # A compiled model would be compiled a second time for this, and measured by another kernel than an eager one.
-        with torch.compiler.set_stance("force_eager"):
+        with eager:
             yield
     finally:
         model.train(was_training)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincinv
 
 from stability_lab.judge.divergence import RISING_NATS
 from stability_lab.judge.events import SPIKES, Event
@@ -42,6 +41,8 @@ class Rate:
 
     @property
     def interval(self) -> tuple[float, float]:
+        from scipy.special import gammaincinv  # half a second, which only a report needs
+
         tail = 0.025 / self.parts
         low = gammaincinv(self.count, tail) if self.count else 0.0
         high = gammaincinv(self.count + 1, 1 - tail)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import bdtrc
 
 from stability_lab.judge.events import SPIKES, Event
 from stability_lab.judge.log import Log
@@ -41,6 +40,8 @@ def shared_spikes(logs: Sequence[Log], events: Sequence[Sequence[Event]]) -> tup
     Runs count that were logged at the step, and of equal logs one. None is shared where chance alone makes as many: the
     spikes of each run then lie at random. A spike from which a run recovers slowly is its own, whatever began it.
     """
+    from scipy.special import bdtrc  # half a second, which only a report needs
+
     copies = _copies(logs)
     runs = [i for i in range(len(logs)) if i not in copies]
     spans = {i: (int(logs[i].step[0]), int(logs[i].step[-1])) for i in runs}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stability_lab.config import ModelConfig
 from stability_lab.model.attention import Attention
+from stability_lab.model.layers import Linear
 from stability_lab.model.mask import CAUSAL, Mask
 from stability_lab.seams import Seams, Site
 
@@ -18,9 +19,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         d, d_ff = config.d_model, config.d_ff or 4 * config.d_model
-        self.w_up = nn.Linear(d, d_ff, bias=config.bias)
-        self.w_gate = nn.Linear(d, d_ff, bias=config.bias) if config.mlp == "swiglu" else None
-        self.w_down = nn.Linear(d_ff, d, bias=config.bias)
+        self.w_up = Linear(d, d_ff, bias=config.bias)
+        self.w_gate = Linear(d, d_ff, bias=config.bias) if config.mlp == "swiglu" else None
+        self.w_down = Linear(d_ff, d, bias=config.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         up_BTF = self.w_up(x_BTD)

@@ -3,11 +3,13 @@
 Shape letters: B batch, T tokens, H heads, K head_dim, D d_model.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stability_lab.model.layers import Embedding
 from stability_lab.numerics import fp32
 
 
@@ -19,7 +21,7 @@ class Rope(nn.Module):
 
     def __init__(self, seq_len: int, head_dim: int, theta: float):
         super().__init__()
-        cos, sin = rope_table(seq_len, head_dim, theta)
+        cos, sin = on_default_device(lambda: rope_table(seq_len, head_dim, theta))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -27,7 +29,7 @@ class Rope(nn.Module):
         return rotate(x_BTHK, self.cos, self.sin)
 
 
-class LearnedPositions(nn.Embedding):
+class LearnedPositions(Embedding):
     """(x_BTD) -> x plus a learned vector for each position (arXiv:1706.03762, table 3 E)."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -41,10 +43,19 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, seq_len: int, d_model: int):
         super().__init__()
-        self.register_buffer("table", sinusoidal_table(seq_len, d_model), persistent=False)
+        (table,) = on_default_device(lambda: (sinusoidal_table(seq_len, d_model),))
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD + self.table[: x_BTD.shape[1]]
+
+
+def on_default_device(make: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+    """Tables, computed on the CPU: on the meta device their computation would load torch's compiler."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):
+        tables = make()
+        return [torch.empty_like(t, device=device) if device.type == "meta" else t.to(device) for t in tables]
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

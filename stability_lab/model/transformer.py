@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stability_lab.config import ModelConfig
 from stability_lab.model.backend import choose_backend
 from stability_lab.model.block import Block
+from stability_lab.model.layers import Embedding, Linear
 from stability_lab.model.mask import DocumentMark, Masks, layer_windows
 from stability_lab.model.rope import LearnedPositions, Rope, SinusoidalPositions
 from stability_lab.seams import ModelOutput, Seams, Site
@@ -43,7 +44,7 @@ class GPT(nn.Module):
             config.attention, seams, device_type, precision, config.dropout, site.head_dim, masked_by
         )
         self.masks = Masks(windows, mark, self.backend.name)
-        self.embed = nn.Embedding(rows, config.d_model)
+        self.embed = Embedding(rows, config.d_model)
         self.embed_scale = seams.embed_scale(site)
         self.embed_positions = _positions(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -52,7 +53,7 @@ class GPT(nn.Module):
             Block(config, site.at("attn", layer), seams, self.backend.name, rotate) for layer in range(config.n_layers)
         )
         self.final_norm = seams.norm(site.at("final")) if seams.norm_placement.final else nn.Identity()
-        self.head = None if config.tied_head else nn.Linear(config.d_model, rows, bias=False)
+        self.head = None if config.tied_head else Linear(config.d_model, rows, bias=False)
         self.logit_transform = seams.logit_transform(site.at("logits"))
 
     def extra_repr(self) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stability_lab import __version__
+from stability_lab.command_line import read_command_line
 from stability_lab.compare.comparison import compare
 from stability_lab.compare.figures import draw
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.reproduction import jobs
 from stability_lab.reproduction.catalogue import Part
 from stability_lab.reproduction.datafile import FIGURES, data_path, read, write

@@ -10,8 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from stability_lab import __version__
+from stability_lab.command_line import read_command_line
 from stability_lab.compare.run_record import RunRecord, read_run
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import from_plain
 from stability_lab.machine.cores import cores
 from stability_lab.plugins.instantiate import typed_options

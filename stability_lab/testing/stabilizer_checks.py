@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from stability_lab.build import Run, build_model, build_run, build_stabilizers, build_step, fill_seams
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.model.init import fingerprints, initialise
 from stability_lab.objective.objective import Batch

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from stability_lab.config import option
+from stability_lab.training.fused_adamw import FusedAdamW
 from stability_lab.training.update import FusedUpdate, SnapshotUpdate, Update
 
 
@@ -74,7 +75,7 @@ class AdamW:
         if self.weight_decay_mode == "independent":
             decay = self.independent_weight_decay / self.lr
         groups = decay_groups(model, decay, self.decay_embeddings)
-        made = torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        made = FusedAdamW(groups, self.lr, (self.beta1, self.beta2), self.eps)
         return FusedUpdate([made], model, self.lr, ("step", "exp_avg", "exp_avg_sq"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +33,17 @@ class Update(Protocol):
         ...
 
 
+class TorchOptimizer(Protocol):
+    """What is used of a `torch.optim.Optimizer`."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> MutableMapping[Any, Any]: ...
+
+    def step(self) -> Any: ...
+
+
 class TorchUpdate:
     """State, names and learning rates of one or more torch optimizers that share the parameters of a model.
 
@@ -42,7 +53,7 @@ class TorchUpdate:
 
     def __init__(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[TorchOptimizer],
         model: nn.Module,
         lr: float,
         fields: Collection[str] | None = None,

@@ -109,7 +109,8 @@ def test_bad_input_is_one_sentence(sweep: Path, capsys, words: list[str], messag
 
 @pytest.mark.slow
 def test_the_next_commands_are_ones_that_train_takes(sweep: Path, capsys) -> None:
-    from stability_lab.compose import compose_jobs, read_command_line
+    from stability_lab.command_line import read_command_line
+    from stability_lab.compose import compose_jobs
 
     made = out(capsys, str(sweep), "--suggest")
     (line,) = [line for line in made.splitlines() if "stability_lab train -m" in line]

@@ -17,8 +17,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from stability_lab import cli
+from stability_lab.command_line import read_command_line
 from stability_lab.commands import plan
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.run import cost
 from stability_lab.run.cost import Timing, count, facts, mfu, speed_key

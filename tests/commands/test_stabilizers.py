@@ -12,7 +12,8 @@ import yaml
 
 from stability_lab import cli
 from stability_lab.build import build_stabilizers
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import config_dir
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.seams import ADDITIVE, EXCLUSIVE

@@ -22,7 +22,8 @@ import yaml
 from safetensors.torch import load_file
 
 from stability_lab import __version__, cli
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import from_plain
 from stability_lab.tracking.manifest import fingerprint
 from stability_lab.tracking.run_files import read_rows

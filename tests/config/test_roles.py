@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from stability_lab.command_line import read_command_line
 from stability_lab.compare.comparison import compare
 from stability_lab.compare.grouping import group
 from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.suggest import suggest
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import ROLES, ConfigError, may_change_on_resume, role_of
 from stability_lab.run.cost import speed_key
 from stability_lab.run.folder import run_name, sweep_name

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, check_bounds, config_dir, convert, from_plain, schema
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from stability_lab.command_line import read_command_line
 from stability_lab.commands.train import main
 from stability_lab.compare.grouping import group
 from stability_lab.compare.run_record import read_run
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import by_value, typed
 from stability_lab.plugins.instantiate import typed_options
 from stability_lab.run.resume import prepare

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stability_lab.build import build_stabilizers, check
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import ConfigError
 from stability_lab.plugins.instantiate import instantiate
 from stability_lab.plugins.trust import allowed, allowing, code_version, config_folders, provenance
@@ -145,7 +146,7 @@ def test_a_class_of_another_kind_is_named(group: str, tiny_config) -> None:
     node = {"_target_": "stability_lab.data.tokenizer.ByteTokenizer"}
     config = dataclasses.replace(tiny_config(), **{key: {name: node} if name else node})
     with pytest.raises(ConfigError, match=rf"^{group}\._target_=.*ByteTokenizer: must have all that stability_lab\."):
-        check(config)
+        check([config])
 
 
 def test_provenance_and_the_version_that_counts(package: Make) -> None:

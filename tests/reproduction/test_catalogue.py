@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stability_lab import __version__
-from stability_lab.compose import compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.reproduction.catalogue import (
     Claim,

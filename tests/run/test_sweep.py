@@ -191,7 +191,7 @@ def test_a_launcher_that_is_not_installed_is_named(words, tmp_path: Path, capsys
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr("stability_lab.compose.find_spec", missing)
+    monkeypatch.setattr("stability_lab.command_line.find_spec", missing)
     words.remove(ONE)
     assert cli.run([*words, "hydra/launcher=submitit_local", "seed=0,1"]) == 2
     assert "pip install 'stability-lab[sweep]'" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability_lab.compose import Composed, compose_jobs, read_command_line
+from stability_lab.command_line import read_command_line
+from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import ConfigError
 from stability_lab.run import workers
 from stability_lab.run.workers import makespan, of_a_sweep, take_device, words_of, workers_of

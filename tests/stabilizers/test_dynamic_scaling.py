@@ -178,7 +178,7 @@ def test_query_key_layer_is_refused_where_it_would_do_nothing(precision, tiny_ov
 def test_query_key_layer_is_refused_with_what_cannot_honour_it(tiny_config, words, reason):
     config = tiny_config(*QUERY_KEY_LAYER, "trainer.precision=fp16", *words)
     with pytest.raises(ConfigError, match=reason):
-        check(config)
+        check([config])
 
 
 def test_softcap_and_query_key_layer_end_the_command(tiny_overrides, tmp_path, monkeypatch, capsys):

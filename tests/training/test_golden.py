@@ -35,7 +35,8 @@ def _record() -> None:
     import torch
 
     from stability_lab.build import build_run
-    from stability_lab.compose import compose_jobs, read_command_line
+    from stability_lab.command_line import read_command_line
+    from stability_lab.compose import compose_jobs
 
     conftest: dict = {}
     exec((Path(__file__).parents[1] / "conftest.py").read_text(encoding="utf-8"), conftest)

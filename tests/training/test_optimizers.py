@@ -162,4 +162,4 @@ def test_sgd_is_torchs_behind_clipping(tiny_run, train_steps, nesterov):
 )
 def test_wrong_options_are_one_sentence(words, sentence, tiny_config):
     with pytest.raises(ConfigError, match=sentence):
-        check(tiny_config(*words))
+        check([tiny_config(*words)])

@@ -1,0 +1,67 @@
+"""torch's fused AdamW, called directly: `torch.optim` loads torch's compiler, which takes as long as torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import (  # pyright: ignore[reportPrivateImportUsage]
+    Tensor,
+    _foreach_add_,
+    _foreach_sub_,
+    _fused_adamw_,
+    nn,
+)
+
+
+class FusedAdamW:
+    """Does and keeps, bit for bit, what `torch.optim.AdamW(groups, fused=True)` does and keeps.
+
+    `groups` have `params` and `weight_decay`. `grad_scale` divides the gradients, and where `found_inf` is 1 nothing
+    changes; both are 0-d fp32 on the device.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: Iterable[Mapping[str, Any]], lr: float, betas: tuple[float, float], eps: float):
+        self.param_groups: list[dict[str, Any]] = [{**group, "lr": lr, "betas": betas, "eps": eps} for group in groups]
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            states = [self.state[p] if p in self.state else self._begin(p) for p in parameters]
+            steps = [state["step"] for state in states]
+            _foreach_add_(steps, 1)
+            _fused_adamw_(
+                parameters,
+                [p.grad for p in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+            )
+            if self.found_inf is not None:
+                _foreach_sub_(steps, [self.found_inf] * len(steps))
+
+    def _begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        self.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+        return self.state[parameter]
