@@ -122,7 +122,7 @@ def test_every_option_composes_and_builds(
     if group == "tokenizer":
         extra += ["data=text", f"data.path={given['text']}"]
     composed = compose_one(chosen(option), *extra)
-    build.check(composed.config)
+    build.check([composed.config])
     assert composed.notices == ()
     if group == "model":
         assert composed.config.model.name == name

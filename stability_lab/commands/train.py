@@ -175,6 +175,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     if os.getpid() != journal.pid:
         from stability_lab.build import share_threads
 
+        os.chdir(journal.cwd)
         console.set_up_worker()
         deaf()
         share_threads(workers)

@@ -50,6 +50,7 @@ class Journal:
     fail_fast: bool
     parallel: bool
     allowed: tuple[str, ...]  # packages whose classes a worker may import
+    cwd: str  # where relative paths begin; workers of an earlier sweep may be elsewhere
     only: tuple[int, ...] | None = None  # the jobs that may start; None: all
 
     def started(self, job: int, workers: int) -> None:
@@ -111,7 +112,8 @@ class Journal:
 
 
 def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: bool, parallel: bool) -> Journal:
-    return Journal(folder, secrets.token_hex(4), os.getpid(), total, swept, fail_fast, parallel, allowed())
+    launch = secrets.token_hex(4)
+    return Journal(folder, launch, os.getpid(), total, swept, fail_fast, parallel, allowed(), os.getcwd())
 
 
 @contextmanager

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import (  # pyright: ignore[reportPrivateImportUsage]
-    Tensor,
-    _foreach_add_,
-    _foreach_sub_,
-    _fused_adamw_,
-    nn,
-)
+from torch import Tensor, nn
+
+# pyright: reportPrivateImportUsage=false
+from torch import _foreach_add_, _foreach_sub_, _fused_adamw_  # isort: skip
 
 
 class FusedAdamW:

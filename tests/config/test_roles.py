@@ -150,7 +150,7 @@ def test_what_is_written_and_where_changes_no_number(
     monkeypatch.chdir(tmp_path)
     words = ["tracking=wandb", "tracking.mode=disabled", "group=b", "run_name=b", "if_exists=error", "output_dir=other"]
     words += ["trainer.log_every=3", "trainer.save_weights=false", "trainer.checkpoint_every=2"]
-    words += ["trainer.keep_checkpoints=1", "sweep.strict=true", "sweep.fail_fast=true"]
+    words += ["trainer.keep_checkpoints=1", "sweep.strict=true", "sweep.fail_fast=true", "sweep.workers=1"]
     said = {word.partition("=")[0] for word in words}
     assert said >= {key for key in KEYS if ROLES[key] in ("place", "writing")} - {"resume", "recipe"}
     assert run_command("train", *tiny_overrides, "run_name=a").code == 0
