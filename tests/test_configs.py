@@ -118,7 +118,7 @@ def test_every_option_composes_and_builds(
     if group in ("data", "tokenizer"):
         extra += ["model.seq_len=16"]
     else:
-        monkeypatch.setattr(build, "load_data", lambda config: FewTokens())
+        monkeypatch.setattr(build, "load_data", lambda config, known: FewTokens())
     if group == "tokenizer":
         extra += ["data=text", f"data.path={given['text']}"]
     composed = compose_one(chosen(option), *extra)

@@ -23,8 +23,10 @@ OPTIONS = {path.stem: path for path in (config_dir() / "stabilizer").glob("*.yam
 
 def test_table_has_every_stabilizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["stabilizers"]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    header, _, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["name", "seam", "parameters"]
+    *lines, after = lines
+    assert after == "next: python -m stability_lab stabilizers qknorm"
     names = [line.split()[0] for line in lines]
     assert names[0] == "none"
     assert sorted(names) == sorted(OPTIONS)
@@ -68,7 +70,7 @@ def test_files_that_hold_no_stabilizer(tmp_path: Path, run_command) -> None:
     (folder / "odd.yaml").write_text("[1, 2]", encoding="utf-8")
     (folder / "gone.yaml").write_text("gone: {_target_: no_such.Thing}", encoding="utf-8")
     lines = run_command("stabilizers", "--config-dir", str(tmp_path)).out.splitlines()
-    assert lines[-2].split(maxsplit=3)[3] == "- (of no_such, needs --allow no_such)"
+    assert lines[-3].split(maxsplit=3)[3] == "- (of no_such, needs --allow no_such)"
     (folder / "odd.yaml").write_text("{", encoding="utf-8")
     shown = run_command("stabilizers", "--config-dir", str(tmp_path))
     assert (shown.code, shown.err.count("\n")) == (2, 1)

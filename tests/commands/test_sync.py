@@ -54,7 +54,7 @@ def test_everything_once_and_in_order(sweep: Path, server: list[str], capsys: py
     ]
     assert cli.run(["sync", str(sweep)]) == 0
     assert server == ORDER
-    assert capsys.readouterr().out == "0 uploaded, 3 uploaded before, 0 held back\n"
+    assert capsys.readouterr().out.startswith("0 uploaded, 3 uploaded before, 0 held back\n")
 
 
 def test_an_error_stops_and_the_same_command_goes_on(
