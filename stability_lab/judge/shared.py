@@ -40,7 +40,9 @@ def shared_spikes(logs: Sequence[Log], events: Sequence[Sequence[Event]]) -> tup
     Runs count that were logged at the step, and of equal logs one. None is shared where chance alone makes as many: the
     spikes of each run then lie at random. A spike from which a run recovers slowly is its own, whatever began it.
     """
-    from scipy.special import bdtrc  # half a second, which only a report needs
+    if len(logs) < 2:
+        return Sharing([], 0.0, {}), [list(found) for found in events]
+    from scipy.special import bdtrc  # a fifth of a second, for several runs alone
 
     copies = _copies(logs)
     runs = [i for i in range(len(logs)) if i not in copies]

@@ -119,7 +119,9 @@ def decide(log: Log, evidence: Evidence, events: Sequence[Event]) -> Verdict:
     """`verdict`, given the events of the log."""
     if not len(log):
         raise ValueError("the log has no step")
-    judged = {delta: _decide(log, evidence, events, delta) for delta in {RISE_NATS, *RISES}}
+    kept, events = log.kept(), unexplained(events, log.stride)
+    losses = losses_of(kept, () if evidence.own else events)
+    judged = {delta: _decide(log, kept, losses, evidence, events, delta) for delta in {RISE_NATS, *RISES}}
     return replace(judged[RISE_NATS], sensitivity={f"{delta:g}": judged[delta].verdict for delta in RISES})
 
 
@@ -165,12 +167,9 @@ def initial_loss_warning(
     return None
 
 
-def _decide(log: Log, evidence: Evidence, events: Sequence[Event], delta: float) -> Verdict:
-    kept = log.kept()
+def _decide(log: Log, kept: Log, losses: Losses, evidence: Evidence, events: Sequence[Event], delta: float) -> Verdict:
     if not len(kept):
         return Verdict("undecided", f"All {len(log)} steps were skipped: there is nothing to judge.")
-    events = unexplained(events, log.stride)
-    losses = losses_of(kept, () if evidence.own else events)
     bad = _nonfinite(kept, evidence) or _finite_divergence(losses, evidence, delta)
     if bad:
         step, why = bad
