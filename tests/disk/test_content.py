@@ -67,7 +67,7 @@ KINDS = [
         for value in (WEIGHTS, ROWS, np.arange(10**5))
     ),
     ("pickle", pickle.dumps([], 2)),
-    ("gzip", gzip.compress(b"text")),
+    ("gzip", gzip.compress(b"text", mtime=0)),
     ("llm.c", llmc(20240326)),
     ("llm.c", llmc(20240328)),
     ("llm.c", llmc(20240522)),
