@@ -16,6 +16,7 @@ from stability_lab.data.loader import build_sampler, check_length, validation_st
 from stability_lab.data.source import DataSource, TokenData
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
+from stability_lab.machine.precision import has_bf16
 from stability_lab.model.init import initialise
 from stability_lab.model.mask import DocumentMark
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
@@ -136,6 +137,7 @@ def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, Token
     if must_fit:
         _check_size(config, config.model.vocab_size or data.vocab_size, optimizer.state_bytes)
         _check_compiler(config)
+        _check_precision(config)
     with torch.device("meta"):
         try:
             build_model(config, data.vocab_size, seams, document_mark(config, data))
@@ -190,6 +192,16 @@ def _check_compiler(config: TrainConfig) -> None:
         raise ConfigError(
             f"trainer.compile={config.trainer.compile}: needs a C++ compiler, and there is no {name} here: install it, "
             "name another one by the environment variable CXX, or set trainer.compile=off"
+        )
+
+
+def _check_precision(config: TrainConfig) -> None:
+    trainer = config.trainer
+    on_cpu = trainer.precision == "bf16" and device_of(config).type == "cpu"
+    if on_cpu and not trainer.emulate_bf16 and not has_bf16():
+        raise ConfigError(
+            "trainer.precision=bf16: this CPU has no instructions for it, and a step takes about ten times as long as "
+            "in fp32; use trainer.precision=fp32, or trainer.emulate_bf16=true to train all the same"
         )
 
 

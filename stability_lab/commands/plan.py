@@ -153,7 +153,7 @@ def _costs(config: TrainConfig, job: Mapping[str, Any], timing: Timing) -> dict[
     steps, times = config.trainer.max_steps, seconds_of_run(config, timing)
     tokens_per_s = job["tokens"] / steps / timing.step_s
     return {
-        "timing": timing._asdict(),
+        "timing": timing._asdict() | {"by_threads": [one._asdict() for one in timing.by_threads]},
         "times": times,
         "eta_s": sum(times.values()),
         "memory_bytes": timing.memory_bytes,
@@ -208,9 +208,31 @@ def _measured(job: Mapping[str, Any], timing: Mapping[str, Any]) -> dict[str, st
     return {
         "step": f"{timing['step_s']:.4g} s ({steps}), {job['tokens_per_s']:,.0f} tokens/s",
         "MFU": "n/a: no dense peak known" if job["mfu"] is None else f"{job['mfu']:.1%} of the device's dense peak",
+        **_threads(timing["by_threads"]),
         "peak memory": _bytes(job["memory_bytes"]) + (" of the process" if job["device"] == "cpu" else " allocated"),
         "ETA": f"{duration(job['eta_s'])} = " + " + ".join(f"{name} {s:.1f} s" for name, s in job["times"].items()),
     }
+
+
+def _threads(by_threads: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """How long a step takes with one thread and with several, and whether other work was in the way."""
+    if not by_threads:
+        return {}
+    from stability_lab.machine.clock import busy
+
+    one, several = by_threads
+    words = [
+        f"{_many(t['threads'])} {t['step_s']:.4g} s a step ({t['fastest_s']:.4g} to {t['slowest_s']:.4g})"
+        for t in by_threads
+    ]
+    if one["step_s"] < several["step_s"]:
+        words.append("trainer.threads=1 is faster here")
+    notice = busy(several["share"], several["threads"])
+    return {"threads": "; ".join(words)} | ({} if notice is None else {"busy machine": notice})
+
+
+def _many(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _sizes(result: Mapping[str, Any], width: int | None) -> str:

@@ -121,6 +121,7 @@ class TrainerConfig:
     grad_accum_steps: int = _key(ge=1)
     grad_clip: float | None = _key(gt=0)
     precision: str = _key(one_of=("fp32", "bf16", "fp16"))
+    emulate_bf16: bool = _key("machine")
     compile: str = _key("machine", one_of=("off", "block", "full"))
     device: str = _key("machine", one_of=("auto", "cpu", "cuda"))
     threads: int | None = _key("machine", ge=1, le=1024)

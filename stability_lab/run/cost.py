@@ -32,12 +32,14 @@ from stability_lab.compose import Composed
 from stability_lab.config import TrainConfig, in_speed_key
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.diagnostics.probe import probe_attention, validate
+from stability_lab.machine.clock import Clock
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
 from stability_lab.seams import Seams, Stabilizer
 from stability_lab.text import flatten
 from stability_lab.training.step import autocast
 
 BUDGET_S = 30.0  # three steps that would take longer are replaced by one micro-batch
+ROUNDS = 7  # of steps with one thread and with several
 STEPS, MOST_STEPS, SHORT_S = 3, 20, 2.0  # timed steps: three, and more as long as they are that short together
 
 # Dense peaks in FLOP/s from NVIDIA's data sheets (their larger numbers are for sparse matrices; fp32 is without TF32).
@@ -51,6 +53,16 @@ PEAKS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+class ThreadTiming(NamedTuple):
+    """Seconds of a step with so many CPU threads, and the part of their time that the process got."""
+
+    threads: int
+    step_s: float
+    fastest_s: float
+    slowest_s: float
+    share: float
+
+
 class Timing(NamedTuple):
     """Seconds on this device, and the peak memory of all that was timed."""
 
@@ -62,6 +74,7 @@ class Timing(NamedTuple):
     steps_timed: int
     scaled_from: str | None  # None: whole steps of this very job were timed
     memory_bytes: int | None
+    by_threads: tuple[ThreadTiming, ...] = ()  # one thread and the usual number, in turn
 
 
 def facts(job: Composed) -> dict[str, Any]:
@@ -201,7 +214,31 @@ def measure(config: TrainConfig) -> Timing:
         timed(steps(accumulated))
         timed(evaluate)
     how = "one micro-batch" if scaled and accumulated > 1 else None
-    return Timing(build_s, first_s, step_s, eval_s, probe_s, len(times), how, peak_bytes(device))
+    memory = peak_bytes(device)
+    threads = trainer.threads is None and device.type == "cpu" and trainer.compile == "off" and not scaled
+    by_threads = _by_threads(steps(accumulated)) if threads else ()
+    return Timing(build_s, first_s, step_s, eval_s, probe_s, len(times), how, memory, by_threads)
+
+
+def _by_threads(step: Callable[[], None]) -> tuple[ThreadTiming, ...]:
+    """Steps with one thread and with the usual number, in turn, so that other work slows both alike."""
+    usual = torch.get_num_threads()
+    clocks: dict[int, list[Clock]] = {1: [], usual: []} if usual > 1 else {}
+    try:
+        for _ in range(ROUNDS):
+            for threads, seen in clocks.items():
+                torch.set_num_threads(threads)
+                seen.append(Clock())
+                with seen[-1].running():
+                    step()
+    finally:
+        torch.set_num_threads(usual)
+    found = []
+    for threads, seen in clocks.items():
+        times = [clock.wall_s for clock in seen]
+        share = statistics.median(clock.share(threads) for clock in seen)
+        found.append(ThreadTiming(threads, statistics.median(times), min(times), max(times), share))
+    return tuple(found)
 
 
 def count(every: int | None, steps: int) -> int:

@@ -63,7 +63,9 @@ class NullTracker:
     """No mirror."""
 
     id: str | None = None
-    hint = "not recorded for W&B"
+
+    def __init__(self, hint: str = "not recorded for W&B"):
+        self.hint = hint
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         del rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from stability_lab.judge.judgement import Judgement
 from stability_lab.judge.series import Row, perplexity
 from stability_lab.judge.verdict import Evidence
 from stability_lab.judge.watch import Watch
+from stability_lab.machine.clock import Clock, busy
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.objective import Objective
 from stability_lab.seams import Stabilizer
@@ -30,6 +30,7 @@ from stability_lab.training.step import TrainStep, autocast
 
 _log = logging.getLogger("stability_lab")
 _CLIP = "optim/clip_coef"
+LOOK_S = 5.0  # of training between two looks at how busy the machine is
 
 
 class Run(NamedTuple):
@@ -100,7 +101,9 @@ class Loop:
         rows = min(trainer.log_every, trainer.max_steps)
         self._buffer = torch.zeros(rows, len(run.step.columns), device=run.device)
         self._pending: list[Row] = []
-        self._spent, self._timed = 0.0, 0  # seconds and steps since the speed was last reported
+        self._clock, self._timed = Clock(), 0  # time and steps since the speed was last reported
+        self._recent = Clock()  # of the flushes since the last look at how busy the machine is
+        self._told = run.device.type != "cpu"  # that other work slows this run down
 
     def train(self) -> None:
         """Train to the end, from the first step or after `load_state`. CheckpointError where the disk is full."""
@@ -109,8 +112,8 @@ class Loop:
         if not watch.n:
             watch.measure(0, self._measure(validation=True, probe=True))
         for step in range(watch.n + 1, max_steps + 1):
-            started = time.perf_counter()
-            self._take(step)
+            with self._clock.running():
+                self._take(step)
             last = step == max_steps
             validation = _due(step, config.trainer.eval_every, last)
             probe = _due(step, config.diagnostics.probe_every, last)
@@ -119,10 +122,9 @@ class Loop:
             if not last and self.interrupted():
                 self.stopped_by = "interruption"
             if not (scheduled or saves or self.stopped_by):
-                self._spent += time.perf_counter() - started
                 continue
-            values = self._buffer[: len(self._pending)].tolist()
-            self._spent += time.perf_counter() - started
+            with self._clock.running():
+                values = self._buffer[: len(self._pending)].tolist()
             rows = self._complete(values, scheduled)
             may_stop = scheduled and not last and self.stopped_by is None and config.stability.stop_on_divergence
             if may_stop and watch.sees_divergence():
@@ -246,11 +248,25 @@ class Loop:
         self._timed += len(self._pending)
         self._pending = []
         if timed:
-            self.speeds.append(self._tokens * self._timed / max(self._spent, 1e-9))
+            self.speeds.append(self._tokens * self._timed / max(self._clock.wall_s, 1e-9))
             rows[-1]["perf/tokens_per_s"] = self.speeds[-1]
-            self._spent, self._timed = 0.0, 0
+            self._look_around()
+            self._clock, self._timed = Clock(), 0
         self.watch.add(rows)
         return rows
+
+    def _look_around(self) -> None:
+        """One notice where the machine is busy; the first flush holds warm-up and compilation."""
+        if self._told or len(self.speeds) < 2:
+            return
+        self._recent += self._clock
+        if self._recent.wall_s < LOOK_S:
+            return
+        threads = torch.get_num_threads()
+        if (notice := busy(self._recent.share(threads), threads)) is not None:
+            _log.info("notice: %s", notice, extra={"in_sweep": True})
+            self._told = True
+        self._recent = Clock()
 
     def _deliver(self, rows: list[Row], scheduled: bool, ends: bool) -> None:
         self.sink.rows(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from stability_lab.text import shown
 
@@ -18,6 +19,7 @@ _RIGHT = {
     "WANDB_BASE_URL": "an address such as https://api.wandb.ai",
     "WANDB_PROJECT": "a name without / \\ # ? % :",
 }
+_OURS = frozenset(("WANDB_ERROR_REPORTING",))  # variables that we set
 _log = logging.getLogger("stability_lab")
 
 
@@ -30,6 +32,22 @@ def asked_mode(environ: Mapping[str, str]) -> str:
         return "disabled"
     word = environ.get("WANDB_MODE", "").strip().lower()
     return _MODES.get(word, "offline") if word else "auto"
+
+
+def is_set_up(environ: Mapping[str, str]) -> bool:
+    """Whether anything shows that W&B is used here: a variable of its own, a key, or settings.
+
+    The package itself, which knows better, takes seconds to load and to start.
+    """
+    if any(value for name, value in environ.items() if name.startswith("WANDB_") and name not in _OURS):
+        return True
+    home = Path(environ.get("HOME", "~")).expanduser()
+    settings = (home / ".config" / "wandb" / "settings", Path("wandb") / "settings")
+    try:
+        netrc = Path(environ.get("NETRC") or home / ".netrc").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        netrc = ""
+    return "wandb" in netrc or any(path.is_file() for path in settings)
 
 
 def project_of(environ: Mapping[str, str]) -> str:

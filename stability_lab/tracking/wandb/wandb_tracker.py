@@ -22,7 +22,7 @@ from typing import Any
 from stability_lab.tracking.manifest import redact
 from stability_lab.tracking.run_files import EVENTS, METRICS, read_rows
 from stability_lab.tracking.tracker import NullTracker, RunInfo, Tracker
-from stability_lab.tracking.wandb.environment import NO_PROJECT, asked_mode, drop_unusable, project_of
+from stability_lab.tracking.wandb.environment import NO_PROJECT, asked_mode, drop_unusable, is_set_up, project_of
 from stability_lab.tracking.wandb.login import NO_KEY, first_line, problem
 
 _log = logging.getLogger("stability_lab")
@@ -35,6 +35,7 @@ _MOST_BYTES = 2**24  # a longer file stays on disk only: the rows are in the his
 MODES = ("auto", "online", "offline", "disabled")
 # Limits of the service on ids, names and tags; an id also becomes part of a file name.
 _MAX_ID, _MAX_NAME, _MAX_TAG = 96, 128, 64
+NOT_SET_UP = "not recorded: W&B is not set up here (wandb login; or tracking.mode=offline, for a later upload)"
 # An upload that has not ended by then is given up: the files on disk can still be synced.
 _FINISH_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 300.0
@@ -45,7 +46,8 @@ class WandbTracking:
     """Settings of the mirror.
 
     `project` None is WANDB_PROJECT, else `stability_lab`. `mode` is `auto` (WANDB_DISABLED or WANDB_MODE if set, else
-    online with a configured key, else offline), `online`, `offline` or `disabled`. `init_timeout_s` bounds the wait for
+    online with a configured key, else offline, but nothing where no sign of W&B is found: a recording that nobody asked
+    for costs seconds of each run), `online`, `offline` or `disabled`. `init_timeout_s` bounds the wait for
     the server, after which the run is recorded offline.
     """
 
@@ -160,6 +162,9 @@ def _start(tracking: WandbTracking, run_info: RunInfo) -> Tracker:
         mode = asked_mode(os.environ)
     if mode == "disabled":
         return NullTracker()
+    named = tracking.project or tracking.entity or run_info.resume_id
+    if mode == "auto" and not named and not is_set_up(os.environ):
+        return NullTracker(NOT_SET_UP)
 
     # Its reports to its makers fail loudly, and late, where there is no network.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")

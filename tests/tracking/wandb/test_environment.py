@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stability_lab.tracking.wandb.environment import asked_mode, drop_unusable, project_of, unusable
+from stability_lab.tracking.wandb.environment import asked_mode, drop_unusable, is_set_up, project_of, unusable
 
 START = """
 import logging, pathlib, sys
@@ -121,3 +121,49 @@ def test_runs_are_recorded_all_the_same(broken: dict[str, str], tmp_path: Path) 
     assert len(warned) == sum(bool(value) for value in broken.values())
     assert all(line.startswith("LOG WANDB_") and " is ignored: " in line for line in warned)
     assert len(list(tmp_path.glob("?/wandb/offline-run-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "used"),
+    [
+        ({}, {}, False),
+        ({"WANDB_ERROR_REPORTING": "false", "WANDB_MODE": ""}, {}, False),
+        ({"WANDB_API_KEY": "0" * 40}, {}, True),
+        ({"WANDB_ENTITY": "us"}, {}, True),
+        ({}, {".netrc": "machine api.wandb.ai login user password x"}, True),
+        ({}, {".netrc": "machine example.org login user password x"}, False),
+        ({}, {".config/wandb/settings": "[default]"}, True),
+    ],
+)
+def test_nothing_is_recorded_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], files: dict[str, str], used: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert is_set_up({"HOME": str(tmp_path), **environ}) is used
+
+
+def test_a_run_without_any_sign_of_wandb_does_not_load_it(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from stability_lab.tracking.tracker import RunInfo
+from stability_lab.tracking.wandb.wandb_tracker import WandbTracking
+tracker = WandbTracking().start(RunInfo("a", None, (), {}, Path(sys.argv[1])))
+print(tracker.hint, "wandb" in sys.modules)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**kept, "HOME": str(tmp_path), "NETRC": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("not recorded: W&B is not set up here (wandb login; or tracking.mode=offline")
+    assert done.stdout.endswith(" False\n")
+    assert list(tmp_path.iterdir()) == []
