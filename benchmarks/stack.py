@@ -1,0 +1,102 @@
+"""Many small runs as one graph: K models with stacked parameters through `torch.func` against K steps in sequence.
+
+python benchmarks/stack.py [--members 8] [--d-model 32,64,128] [--rounds 20]
+
+Forward, backward and AdamW of plain models (`nn.Linear`, attention by matrix products, no diagnostics), one thread. The
+second baseline is the same code as the first: its ratio is the resolution.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from timing import interleaved, ratio
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+VOCAB, LAYERS, HEADS, SEQ_LEN, BATCH = 257, 2, 2, 64, 8
+
+
+class Plain(nn.Module):
+    """A pre-norm GPT of which nothing is fused, so that `vmap` can stack it."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, d)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(d),
+                    "qkv": nn.Linear(d, 3 * d),
+                    "out": nn.Linear(d, d),
+                    "norm2": nn.LayerNorm(d),
+                    "up": nn.Linear(d, 4 * d),
+                    "down": nn.Linear(4 * d, d),
+                }
+            )
+            for _ in range(LAYERS)
+        )
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        b, t, d = x.shape
+        hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
+        for block in self.blocks:
+            assert isinstance(block, nn.ModuleDict)
+            q, k, v = block["qkv"](block["norm1"](x)).view(b, t, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-1, -2) / (d // HEADS) ** 0.5).masked_fill(hidden, -torch.inf)
+            x = x + block["out"]((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
+            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def variants(d: int, members: int) -> dict[str, Callable[[], None]]:
+    models = [Plain(d) for _ in range(members)]
+    tokens = torch.randint(VOCAB, (members, BATCH, SEQ_LEN))
+    targets = torch.randint(VOCAB, (members, BATCH, SEQ_LEN))
+    optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in models]
+
+    def sequence() -> None:
+        for model, optimizer, x, y in zip(models, optimizers, tokens, targets, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            model(x, y).backward()
+            optimizer.step()
+
+    parameters, buffers = stack_module_state(models)
+    stacked = {name: nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
+    together = torch.optim.AdamW(stacked.values(), fused=True)
+    one = Plain(d).to("meta")
+
+    def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return functional_call(one, (own, buffers), (x, y))
+
+    gradients = vmap(grad(loss))
+
+    def stack() -> None:
+        for name, gradient in gradients({n: p.detach() for n, p in stacked.items()}, tokens, targets).items():
+            stacked[name].grad = gradient
+        together.step()
+
+    return {"sequence": sequence, "sequence again": sequence, "stack": stack}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Many small runs as one graph.")
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--d-model", default="32,64,128")
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for d in map(int, args.d_model.split(",")):
+        seconds = interleaved(variants(d, args.members), args.rounds)
+        for name in ("sequence again", "stack"):
+            middle, low, high = ratio(seconds["sequence"], seconds[name])
+            print(f"d {d:4d}  {name:<15} {middle:.2f} ({low:.2f} to {high:.2f}) times the speed of a sequence")
+
+
+if __name__ == "__main__":
+    main()
