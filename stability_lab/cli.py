@@ -78,7 +78,7 @@ def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if argv[0] == "--version":
+    if argv[0] == "--version" or (argv[0] == "train" and "--version" in argv):
         print(__version__)
         return 0
     console.set_up()

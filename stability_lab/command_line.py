@@ -31,7 +31,11 @@ MOST_JOBS = 10_000
 # Hydra would make these folders and leave them empty.
 _HYDRAS_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
 # There is one root file, and every job is checked.
-_REFUSED = ("--config-path", "--config-name", "--experimental-rerun")
+_INSTEAD = {
+    **dict.fromkeys(("--config-path", "--config-name"), "add a folder of configs with --config-dir"),
+    "--experimental-rerun": "resume=RUN goes on with a run, and config.yaml in its folder holds its values",
+}
+_REFUSED = tuple(_INSTEAD)
 _SHOWS_SOMETHING = ("help", "cfg", "info", "shell_completion", "version")
 
 
@@ -76,7 +80,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
             flags.append(token)
     for flag in _REFUSED:
         if getattr(args, flag.lstrip("-").replace("-", "_")) is not None:
-            raise ConfigError(f"{flag}: is not supported; add a folder of configs with --config-dir")
+            raise ConfigError(f"{flag}: is not supported; {_INSTEAD[flag]}")
     if args.shell_completion:
         raise ConfigError("--shell-completion: is not supported")
     if args.hydra_help:
@@ -86,6 +90,12 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if args.multirun and (args.cfg or args.info):
         flag = "--cfg" if args.cfg else "--info"
         raise ConfigError(f"{flag}: shows one run; leave out -m (plan with the same words shows a sweep)")
+    if args.cfg and args.info:
+        raise ConfigError("--info: shows something else than --cfg; choose one of the two")
+    if args.package is not None:
+        raise ConfigError(f"--package {args.package}: is not supported; --cfg job shows the whole configuration")
+    if args.run:
+        flags = [flag for flag in flags if flag not in ("-r", "--run")]  # the default
     if args.resolve and args.cfg is None:
         raise ConfigError("--resolve: goes with --cfg job, which it makes print resolved values")
     register()
@@ -145,7 +155,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
             key, equals, value = text.partition("=")
-            hint = f"write '{key}=\"{value}\"' with both quotes" if equals else "write key=value"
+            if not equals:
+                raise ConfigError(f"cannot read '{text}': write key=value") from error
+            hint = f"write '{key}=\"{value}\"' with both quotes"
             raise ConfigError(f"cannot read '{text}': {hint} ({sentence(error)})") from error
     return parsed
 

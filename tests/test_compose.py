@@ -74,7 +74,7 @@ def test_an_unknown_flag_is_one_sentence(arguments: list[str]) -> None:
     assert refusal(*arguments).endswith("see python -m stability_lab train --help")
 
 
-@pytest.mark.parametrize("flag", [["--config-path", "x"], ["-cn", "mine"], ["--experimental-rerun", "x"]])
+@pytest.mark.parametrize("flag", [["--config-path", "x"], ["-cn", "mine"]])
 def test_flags_that_would_bypass_the_checks_are_refused(flag: list[str]) -> None:
     assert "--config-dir" in refusal(*flag)
 

@@ -23,7 +23,7 @@ from stability_lab.plugins.trust import allowed, allowing
 from stability_lab.run import console
 from stability_lab.run.folder import SUMMARY, InUse, is_finished, make_folder, read_object, sweep_name
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
-from stability_lab.run.sweep import IN_USE, Journal, deaf, finish, new_journal, stoppable, told
+from stability_lab.run.sweep import IN_USE, Journal, at_work, deaf, finish, follow, new_journal, stoppable, told
 from stability_lab.text import next_command, shown
 from stability_lab.tracking.manifest import fingerprint
 
@@ -178,6 +178,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
         os.chdir(journal.cwd)
         console.set_up_worker()
         deaf()
+        follow(journal.pid)
         share_threads(workers)
     if journal.only is not None and number not in journal.only:
         return 0
@@ -191,7 +192,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
         take_device(journal.worker())
     started = time.time()
     try:
-        with allowing(journal.allowed):
+        with allowing(journal.allowed), at_work():
             outcome: Mapping[str, Any] = _execute(checked(cfg), _task_words(), argv, number, journal.swept)._asdict()
     except InUse as error:  # another start of this sweep trains it
         outcome = {"path": error.path, "status": IN_USE, "reason": str(error), "exit_code": 0}

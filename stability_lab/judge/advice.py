@@ -55,7 +55,8 @@ def advice(log: Log, events: Sequence[Event], first_bad: int | None, warmup_step
             + key("a lower learning rate", "optimizer.lr")
             + " or smaller initial weights"
         )
-    if first_bad is None and all(event.recovery is not None and event.recovery <= log.stride for event in events):
+    brief = all(event.recovery is not None and event.recovery <= log.stride for event in events)
+    if first_bad is None and brief and all(event.kind in SPIKES for event in events):
         return "each of them is back with the next value, as with single batches: look at the data of these steps"
     lower = "try " + key("a lower learning rate", "optimizer.lr") + " or tighter gradient clipping"
     return lower if log.max_attn_logit is not None else f"{lower}, and log the largest attention logit"
@@ -67,7 +68,7 @@ def _early(before: Log, warmup_steps: int) -> str | None:
     if lr is not None and np.isfinite(lr).all() and len(before) > _RISING_ROWS:
         warms_up = (np.diff(lr[-_RISING_ROWS:]) > 0).all()
     else:
-        warms_up = before.step[-1] <= warmup_steps
+        warms_up = 0 < warmup_steps >= before.step[-1]
     if warms_up:
         return "while the learning rate was warming up"
     return "within the first 20 steps" if before.step[-1] <= EARLY_STEPS else None

@@ -165,17 +165,18 @@ class Signal:
 def _nonfinite(log: Log, kept: NDArray[np.intp]) -> Iterator[tuple[int, Event]]:
     signals = log.signals
     bad = {name: log.nonfinite(name) for name in signals}
-    for group in _groups(kept[np.any([rows[kept] for rows in bad.values()], axis=0)], MERGE):
+    for at in _groups(np.flatnonzero(np.any([rows[kept] for rows in bad.values()], axis=0)), MERGE):
+        group, after = kept[at], int(at[-1]) + 1
         row = int(group[0])
         values = {name: float(x[row]) for name, x in signals.items() if bad[name][row]}
-        many = "" if group.size == 1 else f", and {group.size - 1} more steps"
+        many = "" if group.size == 1 else f", and {group.size - 1} more {'step' if group.size == 2 else 'steps'}"
         yield (
             row,
             _event(
                 log,
                 "nonfinite_step",
                 group[[0, -1]],
-                None,
+                (row, int(kept[after])) if after < kept.size else None,
                 log.stride,
                 height=None,
                 value=values.get("loss", values.get("grad_norm")),

@@ -85,6 +85,8 @@ def _notes(log: Log, kept: Log, evidence: Evidence) -> list[str]:
         notes += [warning.replace("before training is", "at the start of the log is")] if warning else []
     if losses.n and losses.value.min() < 0:
         notes.append("A cross-entropy cannot be negative: this loss holds something else.")
+    if log.grad_norm is not None and np.nanmin(log.grad_norm, initial=0.0) < 0:
+        notes.append("A norm cannot be negative: this gradient norm holds something else.")
     if log.loss is None:
         notes.append("The log has no loss: learning and finite divergence are not judged.")
     if log.grad_norm is None:

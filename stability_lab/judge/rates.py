@@ -67,8 +67,8 @@ class Spikes:
 
     `all` and `lasting`, those that took over 3 values to recover, are the rates of the whole log, or of its most spiky
     part where that alone exceeds a limit. `slow` are events that took more than 20 values, `lost` those of a loss that
-    was not finite. `open` is the first tall one that is not back at the end. `batches` counts those that other runs
-    have too.
+    was not finite. `open` is the first tall one that is not back at the end; `back`: every one is. `batches` counts
+    those that other runs have too.
     """
 
     first: Event | None
@@ -78,6 +78,7 @@ class Spikes:
     slow: list[Event]
     lost: list[Event]
     open: Event | None
+    back: bool
     batches: int
 
     @property
@@ -105,6 +106,7 @@ def spikes_of(log: Log, events: Sequence[Event]) -> Spikes:
         slow=[event for event in own if event.recovery is not None and event.recovery > SLOW * stride],
         lost=[event for event in events if event.kind == "nonfinite_step" and event.signal == "loss"],
         open=next((event for event in own if event.recovery is None and is_tall(event)), None),
+        back=all(event.recovery is not None for event in own),
         batches=sum(event.cause == "batch" for event in events),
     )
 

@@ -293,7 +293,8 @@ def _stuck(losses: Losses, evidence: Evidence) -> Verdict | None:
 
 
 def _calm(log: Log, losses: Losses, evidence: Evidence, events: Sequence[Event]) -> Verdict:
-    course, spikes = _course(losses_of(log)), spikes_of(log, events)
+    spikes = spikes_of(log, events)
+    course = _course(losses_of(log), finite=not spikes.lost)
     drifts = [event for event in events if event.kind in DRIFTS]
     drift = f", and with a {_drift(drifts[0])}" if drifts else ""
     if spikes.sick:
@@ -350,7 +351,7 @@ def _spiky(spikes: Spikes) -> str:
 def _few(spikes: Spikes) -> str:
     if not spikes.count:
         return "without a spike that it does not share with other runs" if spikes.batches else "without a spike"
-    brief = "" if spikes.lasting.count else f", back within {BRIEF} values"
+    brief = "" if spikes.lasting.count or not spikes.back else f", back within {BRIEF} values"
     rate = f"{spikes.all}, where healthy runs have up to {ALL_LIMIT:g}"
     return f"with {_many(spikes.count, 'spike')}{brief}: {rate}{_first(spikes)}"
 
@@ -368,7 +369,7 @@ def _nats(loss: float) -> str:
     return f"{loss:.3f}" if abs(loss) < 1e5 else f"{loss:.3g}"
 
 
-def _course(losses: Losses) -> str:
+def _course(losses: Losses, finite: bool) -> str:
     """What the loss did from the beginning to the end of the log."""
     if not losses.n:
         return "The gradient norm stayed finite"
@@ -379,7 +380,7 @@ def _course(losses: Losses) -> str:
         course = f"{'fell' if last < first else 'rose'} from {_nats(first)} to {_nats(last)} nats"
     else:
         course = f"began and ended at {_nats(last)} nats"
-    return f"The loss {course} and stayed finite"
+    return f"The loss {course}" + (" and stayed finite" if finite else "")
 
 
 def _number(values: NDArray[np.float64] | None, row: int) -> float | None:

@@ -159,10 +159,10 @@ def make_folder(path: Path) -> None:
         dangling = next((link for link in (path, *path.parents) if link.is_symlink() and not link.exists()), None)
         if dangling is not None:
             raise ConfigError(
-                f"output_dir: {dangling} is a link to {os.readlink(dangling)}, which does not exist: make that folder "
-                "or remove the link"
+                f"output_dir and group: {dangling} is a link to {os.readlink(dangling)}, which leads nowhere: make "
+                "that folder or remove the link"
             ) from error
-        raise ConfigError(f"output_dir: cannot create {path}: {error.strerror}") from error
+        raise ConfigError(f"output_dir and group: cannot create {path}: {error.strerror}") from error
 
 
 def lock(path: Path) -> Lock:

@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any
 
 CTRL_C, SIGTERM = "Ctrl-C", "SIGTERM"
-EXIT_CODES = {CTRL_C: 130, SIGTERM: 143}
 _AS_SIGTERM = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+EXIT_CODES = {CTRL_C: 130} | {number.name: 143 for number in _AS_SIGTERM}
 _ours: list[Any] = []  # handlers that are set, the innermost last
 
 
 def reason_of(number: int) -> str:
-    """What a signal counts as."""
-    return SIGTERM if number in _AS_SIGTERM else CTRL_C
+    """What people call a signal."""
+    return signal.Signals(number).name if number in _AS_SIGTERM else CTRL_C
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class Interruption:
         first = self.reason is None
         self.reason = reason_of(number)
         if not (first and self.can_wait):
-            raise Terminated if self.reason == SIGTERM else KeyboardInterrupt
+            raise KeyboardInterrupt if self.reason == CTRL_C else Terminated
         if self.told:
             return
         # The logger may be in the middle of a line that this call has interrupted.

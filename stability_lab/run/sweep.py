@@ -14,11 +14,13 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -153,8 +155,11 @@ def _line(journal: Journal, job: int, done: int) -> str:
         words.append(f"val/loss {record['val_loss']:.4f}")
     if record["status"] in ("failed", IN_USE) and record.get("reason"):
         words.append(str(record["reason"]))
-    words.append("already there" if record.get("skipped") else duration(record["seconds"]))
+    if record["status"] != IN_USE:
+        words.append("already there" if record.get("skipped") else duration(record["seconds"]))
     eta = ""
+    if journal.stopped() is not None:
+        return f"[{done} of {journal.total}] {_name(record)}: {', '.join(words)}; no further job starts"
     if left and trained:
         eta = f", about {duration(sum(trained) / len(trained) * left / min(workers, left))}"
     return f"[{done} of {journal.total}] {_name(record)}: {', '.join(words)}; {left} to go{eta}"
@@ -248,7 +253,7 @@ def stoppable(journal: Journal) -> Iterator[None]:
         reason = reason_of(number)
         journal.stop(reason)
         if not journal.parallel:
-            raise Terminated if reason == SIGTERM else KeyboardInterrupt
+            raise KeyboardInterrupt if reason == CTRL_C else Terminated
         for pid in journal.running().values():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
@@ -257,6 +262,36 @@ def stoppable(journal: Journal) -> Iterator[None]:
 
     with handled(stop):
         yield
+
+
+_at_work = threading.Event()
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """A worker of a sweep trains a job inside; see `follow`."""
+    _at_work.set()
+    try:
+        yield
+    finally:
+        _at_work.clear()
+
+
+@cache
+def follow(parent: int) -> None:
+    """End this worker when the process `parent` that started it is gone: a job that runs ends as by SIGTERM."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY_S)
+        if _at_work.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        while _at_work.is_set():
+            time.sleep(_LOOK_EVERY_S)
+        os._exit(EXIT_CODES[SIGTERM])
+
+    if os.getppid() == parent:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def deaf() -> None:

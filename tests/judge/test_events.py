@@ -107,7 +107,7 @@ def test_recovery_is_within_half_the_height_that_counts():
     assert event.recovery == 20
 
 
-def test_nonfinite_steps_are_their_own_kind_and_do_not_recover():
+def test_nonfinite_steps_are_their_own_kind():
     loss, norm = noise(), noise(level=1, sd=0.05)
     loss[200], norm[203], norm[300] = NAN, INF, INF
     first, second = find_events(log_of(loss, norm))
@@ -115,11 +115,12 @@ def test_nonfinite_steps_are_their_own_kind_and_do_not_recover():
         "nonfinite_step",
         201,
         4,
-        None,
+        4,
         None,
     )
+    assert second.recovery == 1
     assert str(first.value) == "nan"
-    assert first.detail == "loss nan, and 1 more steps"
+    assert first.detail == "loss nan, and 1 more step"
     assert (second.step, second.value, second.detail) == (301, INF, "gradient norm inf")
 
 
@@ -370,3 +371,9 @@ def test_a_gradient_without_update_is_an_event():
     assert (event.kind, event.step, event.length, event.recovery) == ("no_update", 301, 100, None)
     lr[:] = np.linspace(1e-3, 0, 400)  # a decay to 0 ends with one
     assert not find_events(log_of(noise(), noise(level=1.0), lr=lr))
+
+
+def test_values_that_are_not_finite_at_the_end_never_recover():
+    loss = noise()
+    loss[-1] = NAN
+    assert only(log_of(loss)).recovery is None

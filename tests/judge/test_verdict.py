@@ -660,3 +660,25 @@ def test_a_jump_of_the_learning_rate_is_the_advice():
     result = score(loss, np.exp(noise(1000, 0.05)), lr=lr)
     assert result.verdict == "spiky"
     assert "the learning rate jumped at step 501 and came back" in result.reason
+
+
+def test_a_loss_that_was_not_finite_did_not_stay_finite():
+    loss = learned()
+    loss[500] = INF
+    result = score(loss, np.exp(noise(1000, 0.05)))
+    assert result.verdict == "spiky"
+    assert "a loss that was not finite at step 501" in result.reason
+    assert "stayed finite" not in result.reason
+
+
+def test_a_spike_that_is_not_back_is_not_said_to_be():
+    norm = np.exp(noise(1000, 0.05))
+    norm[-3:] *= 3
+    result = score(learned(), norm)
+    assert "back within" not in result.reason
+
+
+def test_no_warm_up_is_made_up():
+    result = verdict(Log(np.arange(60), np.full(60, NAN), None))
+    assert result.verdict == "diverged"
+    assert "within the first 20 steps" in result.reason

@@ -192,7 +192,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path, claim: Callab
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="output_dir: cannot create"):
+    with pytest.raises(ConfigError, match="output_dir and group: cannot create"):
         new_directory(tmp_path / "file" / "runs" / "a")
 
 
@@ -206,7 +206,9 @@ def test_a_link_that_leads_nowhere_is_named(here: Path, link: str, target: str) 
     if path.is_symlink():
         assert new_directory(path) == path.with_name("a-2")
         return
-    with pytest.raises(ConfigError, match=rf"output_dir: .*{link} is a link to {target}, which does not exist"):
+    with pytest.raises(
+        ConfigError, match=rf"output_dir and group: .*{link} is a link to {target}, which leads nowhere"
+    ):
         new_directory(path)
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from torch._inductor.exc import CppCompileError
 
-from stability_lab.run.signals import Interruption, Terminated, interruption
+from stability_lab.run.signals import EXIT_CODES, Interruption, Terminated, interruption
 from stability_lab.tracking.run_files import read_rows
 from stability_lab.training.checkpoint import Checkpoints
 from stability_lab.training.step import TrainStep
@@ -233,7 +233,8 @@ def test_the_warning_of_a_scheduler_and_a_closed_terminal_count_as_sigterm(
         with interruption() as outer, interruption() as stop:
             stop.can_wait = True
             send(number)()
-            assert (stop.reason, outer.reason) == ("SIGTERM", None)
+            assert (stop.reason, outer.reason) == (number.name, None)
+            assert EXIT_CODES[number.name] == 143
             with pytest.raises(Terminated):
                 send(number)()
         assert signal.getsignal(number) is signal.SIG_DFL

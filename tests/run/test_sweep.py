@@ -234,6 +234,32 @@ def test_a_worker_that_is_killed_costs_its_own_job_alone(words: list[str], tmp_p
     assert "job 1 lost its process: it is started once more, alone" in out
 
 
+@pytest.mark.slow
+def test_workers_end_with_a_checkpoint_when_their_sweep_is_killed(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "seed=0,1,2", "trainer.max_steps=100000", "trainer.checkpoint_every=100", "sweep.workers=2"]
+    process = start(words)
+    wait_for(tmp_path, "sweep/*/checkpoints/*", 2)
+    pids = {record["pid"] for record in journal_of(tmp_path / "sweep") if "pid" in record}
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    end = time.monotonic() + 60
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not any(is_alive(pid) for pid in pids)
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/summary.json")]
+    assert [(summary["status"], summary["ended_by"]) for summary in summaries] == [("interrupted", "SIGTERM")] * 2
+
+
+def is_alive(pid: int) -> bool:
+    """A process that nobody has waited for is none that works."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 # The journal alone
 
 
