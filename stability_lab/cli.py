@@ -17,6 +17,7 @@ from stability_lab.text import did_you_mean, printable
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
   python -m stability_lab train [+stabilizer=NAME] [key=value ...]   train one run; -m sweeps over a,b,c values
+  python -m stability_lab demo [NAME] [key=value ...]                a run that breaks, and the same run rescued
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
@@ -32,7 +33,7 @@ Your own package: installed with entry points it is found; one that is not needs
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
 # Each is a module of `commands` whose `main(arguments)` does it.
-COMMANDS = ("train", "plan", "evaluate", "compare", "reproduce", "runs", "score", "data", "sync", "stabilizers")
+COMMANDS = ("train", "demo", "plan", "evaluate", "compare", "reproduce", "runs", "score", "data", "sync", "stabilizers")
 # These build what a configuration names, so they take `--allow PACKAGE`.
 _BUILDERS = ("train", "plan", "evaluate", "data", "stabilizers")
 # Of a path that cannot be looked at.

@@ -23,10 +23,11 @@ from stability_lab.config import ConfigError, Parser, config_dir
 from stability_lab.config.words import check_dashes, hint_of_data, literal, quoted
 from stability_lab.plugins.search_path import register
 from stability_lab.plugins.trust import config_folders
-from stability_lab.text import did_you_mean
+from stability_lab.text import did_you_mean, flatten
 
 ROOT = "train"  # configs/train.yaml
 STABILIZER = "stabilizer"
+STRESSOR = "stressor"
 MOST_JOBS = 10_000
 # Hydra would make these folders and leave them empty.
 _HYDRAS_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
@@ -128,6 +129,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     swept = [lines[line].key_or_group for line, choice in zip(normal, choices, strict=True) if len(choice) > 1]
     for job in jobs:
         _check_recipe(job, folders)
+        _check_stressors(job, folders)
     _check_unique({line for job in jobs for line in job}, folders)
     _check_tuned_stabilizers(jobs, groups[STABILIZER], folders)
     return CommandLine(flags, normal, jobs, swept, args.multirun, only_shows)
@@ -256,9 +258,13 @@ def _check_options(overrides: Iterable[Override], groups: Mapping[str, set[str]]
         if key not in groups or key == STABILIZER or override.is_delete() or isinstance(override.value(), Glob):
             continue
         values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
-        for value in values:
+        for value in itertools.chain.from_iterable(
+            v if isinstance(v, list) and key == STRESSOR else [v] for v in values
+        ):
             if isinstance(value, list):
-                raise ConfigError(f"{key}=[{','.join(map(str, value))}]: choose one; only stabilizers take a list")
+                raise ConfigError(
+                    f"{key}=[{','.join(map(str, value))}]: choose one; only stabilizers and stressors take a list"
+                )
             if not isinstance(value, Glob) and str(value) not in groups[key]:
                 shown = "null" if value is None else value
                 hint = did_you_mean(str(shown), groups[key])
@@ -301,6 +307,18 @@ def _check_recipe(job: list[str], folders: list[Path]) -> None:
                     f"stabilizer={name} is reached twice, through recipe={recipe} and by name, with different values "
                     f"({pairs}): drop +stabilizer={name}, and set stabilizer.{name}.{differing[0]} if you want another"
                 )
+
+
+def _check_stressors(job: list[str], folders: list[Path]) -> None:
+    """Two stressors that set one key to different values would not both be there."""
+    known: dict[str, tuple[str, Any]] = {}
+    for name in sorted(_chosen(job, STRESSOR)):
+        options = _options(folders, STRESSOR, name)
+        groups = {key.split("/")[-1]: value for entry in options.pop("defaults", ()) for key, value in entry.items()}
+        for key, value in {**flatten({k: v for k, v in options.items() if k != STRESSOR}), **groups}.items():
+            other, its = known.setdefault(key, (name, value))
+            if its != value:
+                raise ConfigError(f"stressor=[{other},{name}]: both set {key}, to {its} and to {value}; choose one")
 
 
 def _check_unique(lines: Iterable[str], folders: Sequence[Path]) -> None:

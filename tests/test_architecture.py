@@ -31,7 +31,7 @@ LAYERS: tuple[set[str], ...] = (
     {"training"},
     {"build"},
     {"run"},
-    {"monitoring", "reproduction", "testing"},
+    {"monitoring", "reproduction", "stressors", "testing"},
     {"commands"},
     {"cli"},
     {"__main__", "__init__"},

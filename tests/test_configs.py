@@ -27,7 +27,7 @@ from stability_lab.plugins.instantiate import instantiate
 OPTIONS = sorted(path.relative_to(config_dir()).with_suffix("").as_posix() for path in config_dir().glob("*/*.yaml"))
 FIELDS: dict[str, Any] = typed_fields(TrainConfig)
 CLOSED_SETS: dict[str, Any] = {name: kind for name, kind in FIELDS.items() if dataclasses.is_dataclass(kind)}
-GLOBAL = {"recipe", "experiment", "scale"}  # groups whose options set keys of others
+GLOBAL = {"recipe", "stressor", "experiment", "scale"}  # groups whose options set keys of others
 IN_THE_ROOT = {"stability", "sweep", "debug"}  # small sections with one way to be
 
 
@@ -135,7 +135,7 @@ def test_every_option_has_all_keys_of_its_schema_and_no_other(option: str) -> No
     group = option.split("/")[0]
     paths_and_names = dict.fromkeys(("data.path", "data.name", "tokenizer.path", "tokenizer.name"), "a/b")
     composed = compose_one(chosen(option), *required(option, {"model": "gpt_nano", **paths_and_names}))
-    if group in ("experiment", "scale"):
+    if group in ("stressor", "experiment", "scale"):
         for section, schema in CLOSED_SETS.items():
             assert_same_keys(composed.plain[section], schema, section)
         assert not composed.plain["stabilizer"], "what a preset compares is not part of its base"
@@ -189,8 +189,8 @@ def test_values_stand_only_in_yaml() -> None:
     schemas: list[Any] = [TrainConfig, *CLOSED_SETS.values(), typed_fields(CLOSED_SETS["model"])["init"]]
     for schema in schemas:
         for field in dataclasses.fields(schema):
-            if field.name == "recipe":
-                continue  # absent unless a recipe is chosen
+            if field.name in ("recipe", "stressor"):
+                continue  # absent unless one is chosen
             assert field.default is field.default_factory is dataclasses.MISSING, f"{schema.__name__}.{field.name}"
 
 

@@ -48,8 +48,9 @@ def in_fingerprint(key: str) -> bool:
 
 
 def in_run_name(override: str) -> bool:
-    """The entry `recipe` is only written down, but the override that chooses a recipe sets keys that count."""
-    return in_fingerprint(override) or override == "recipe"
+    """The entries `recipe` and `stressor` are only written down, but the overrides that choose them set keys that
+    count."""
+    return in_fingerprint(override) or override in ("recipe", "stressor")
 
 
 def may_change_on_resume(key: str) -> bool:

@@ -186,6 +186,8 @@ class TrainConfig:
     debug: DebugConfig = _key()
     # name, source and what the published model has and the recipe has not
     recipe: dict[str, Any] | None = field(default=None, metadata={"role": "writing"})
+    # name -> what it provokes, and its source; the keys that do it are set where they are
+    stressor: dict[str, Any] | None = field(default=None, metadata={"role": "writing"})
 
     @property
     def lr(self) -> float:

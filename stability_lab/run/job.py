@@ -305,6 +305,8 @@ def _notices(config: TrainConfig) -> Iterator[str]:
     if config.recipe is not None:
         lacks = "; ".join(config.recipe["lacks"])
         yield f"recipe {config.recipe['name']} ({config.recipe['source']}) lacks: {lacks}"
+    for name, told in (config.stressor or {}).items():
+        yield f"stressor {name}: {told['summary']}; docs/stressors.md says what to look for"
     warmup, steps = config.schedule.warmup_steps, config.trainer.max_steps
     if warmup > steps:
         yield f"schedule.warmup_steps={warmup} is longer than the run and cut to its {steps} steps"

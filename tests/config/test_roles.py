@@ -49,7 +49,7 @@ ANSWERS = {
     "writing": Answers(fingerprint=False, name=False, resume=True, arm=False, suggestion=True, speed=False),
 }
 # Exceptions, each with its reason in `roles.py`. The first two lead names and commands themselves.
-NAMED_OTHERWISE = {"stabilizer": False, "recipe": True}
+NAMED_OTHERWISE = {"stabilizer": False, "recipe": True, "stressor": True}
 SUGGESTED_OTHERWISE = {"stabilizer": False, "optimizer.lr": False}
 MAY_CHANGE_ALL_THE_SAME = {"trainer.max_steps"}
 AS_FAST_ALL_THE_SAME = {"trainer.max_steps", "trainer.eval_every", "diagnostics.probe_every", "schedule.warmup_steps"}
@@ -152,7 +152,7 @@ def test_what_is_written_and_where_changes_no_number(
     words += ["trainer.log_every=3", "trainer.save_weights=false", "trainer.checkpoint_every=2"]
     words += ["trainer.keep_checkpoints=1", "sweep.strict=true", "sweep.fail_fast=true", "sweep.workers=1"]
     said = {word.partition("=")[0] for word in words}
-    assert said >= {key for key in KEYS if ROLES[key] in ("place", "writing")} - {"resume", "recipe"}
+    assert said >= {key for key in KEYS if ROLES[key] in ("place", "writing")} - {"resume", "recipe", "stressor"}
     assert run_command("train", *tiny_overrides, "run_name=a").code == 0
     assert run_command("train", *tiny_overrides, *words).code == 0
     rows = [read_rows(Path(run, "metrics.jsonl")) for run in ("outputs/runs/a", "other/b/b")]

@@ -32,6 +32,14 @@ def test_wsd():
     assert [lr(step) for step in (81, 90, 100)] == pytest.approx([1.9, 1.0, 0.0])
 
 
+def test_ramp_rises_to_the_peak_by_one_factor_a_step_and_has_no_warm_up():
+    lr = schedule("ramp", warmup=0).lr
+    assert [lr(step) for step in (50, 100)] == pytest.approx([2.0 * 1000**-0.5, 2.0])
+    assert {round(lr(step + 1) / lr(step), 9) for step in range(1, 100)} == {round(1000**0.01, 9)}
+    with pytest.raises(ConfigError, match=r"^schedule\.warmup_steps=10: a ramp has no warm-up; set it to 0$"):
+        schedule("ramp")
+
+
 def test_constant():
     assert {schedule("constant").lr(step) for step in range(10, 101)} == {2.0}
 
@@ -57,5 +65,5 @@ def test_every_step_has_a_rate_up_to_the_peak(name, max_steps, warmup):
 
 
 def test_a_shape_that_is_not_known():
-    with pytest.raises(ConfigError, match=r"^schedule\.name=cosin: must be one of cosine, wsd, constant$"):
+    with pytest.raises(ConfigError, match=r"^schedule\.name=cosin: must be one of cosine, wsd, constant, ramp$"):
         schedule("cosin")
