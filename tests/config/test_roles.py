@@ -57,7 +57,9 @@ AS_FAST_ALL_THE_SAME = {"trainer.max_steps", "trainer.eval_every", "diagnostics.
 
 @pytest.fixture(scope="module")
 def composed(tiny_overrides: tuple[str, ...]) -> Composed:
-    (job,) = compose_jobs(read_command_line([*tiny_overrides, "+recipe=gpt2_mistral", "+stabilizer=zloss"]))
+    (job,) = compose_jobs(
+        read_command_line([*tiny_overrides, "+recipe=gpt2_mistral", "+stabilizer=zloss", "+stressor=no_warmup"])
+    )
     return job
 
 
