@@ -141,6 +141,25 @@ def write_program(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ((), "-m stability_lab demo"),
+        (("seed=1", "run_name=a b"), "-m stability_lab train +stabilizer=qknorm seed=1 run_name=a b"),
+    ],
+)
+def test_quickstart_shows_the_demo_and_trains_where_it_has_arguments(
+    tmp_path: Path, words: tuple[str, ...], started: str
+) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    shutil.copy(ROOT / "scripts" / "quickstart.sh", tmp_path)
+    write_program(tmp_path / "python", 'echo "$@"')
+    (tmp_path / "setup.sh").write_text(f"echo {tmp_path}/python\n", encoding="utf-8")
+    command = [bash, str(tmp_path / "quickstart.sh"), *words]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{started}\n"
+
+
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
     """A PATH with the few tools that setup.sh needs, a python3 that fails when called, and nothing else."""
