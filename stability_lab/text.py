@@ -59,6 +59,11 @@ def did_you_mean(word: str, known: Iterable[str], elsewhere: Iterable[str] = ())
     return f"known are {', '.join(known)}" if known else "there is none to set"
 
 
+def many(n: int, noun: str) -> str:
+    """`1 row` or `2,000 rows`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """`5.3 s`, `45 s`, `12 min 03 s` or `2 h 05 min`."""
     whole = round(seconds)

@@ -23,7 +23,19 @@ from stability_lab.judge.log import stride_of
 from stability_lab.judge.shared import shared_spikes
 from stability_lab.judge.spikes import DEFINITIONS, spike_scores
 from stability_lab.judge.verdict import Evidence
-from stability_lab.text import MISSING, Table, aligned, filled, flatten, next_command, number, room, shown, text_table
+from stability_lab.text import (
+    MISSING,
+    Table,
+    aligned,
+    filled,
+    flatten,
+    many,
+    next_command,
+    number,
+    room,
+    shown,
+    text_table,
+)
 
 if TYPE_CHECKING:  # pandas is loaded when a log is read
     from stability_lab.logs.sources import Source
@@ -140,7 +152,8 @@ def _judged(logs: Sequence[NamedLog], args: argparse.Namespace) -> list[Block]:
         steps = _span(log.log.step)
         shared = [spike for spike in sharing.spikes if steps["first"] <= spike.step <= steps["last"]]
         if at in sharing.copies:
-            notes.append(f"This log equals that of {shown(logs[sharing.copies[at]].source)}: they are one run.")
+            same = logs[sharing.copies[at]]
+            notes.append(f"This log equals that of {_called(same.source, same.run)}: they are one run.")
         blocks.append(
             {
                 **_head(log.source, log.run, log.format, log.n_rows),
@@ -167,8 +180,8 @@ def _shared_lines(blocks: Sequence[Block]) -> Iterator[str]:
     more = f" and {len(shared) - _SHOWN_SHARED:,} more" if len(shared) > _SHOWN_SHARED else ""
     of = max(spike["of"] for spike in shared.values())
     yield ""
-    many = f"{len(shared):,} spike{'s' if len(shared) > 1 else ''}"
-    yield f"{many} at the same step in up to {most} of {of} logs, more than chance would make: {steps}{more}"
+    spikes = many(len(shared), "spike")
+    yield f"{spikes} at the same step in up to {most} of {of} logs, more than chance would make: {steps}{more}"
     yield "  If these runs read the same data, these are batches: look at it. They count against no run."
 
 
@@ -181,6 +194,10 @@ def _one_metric(series: LogSeries, source: Source, notes: list[str], definition:
         "scores": _only({series.column: scores}, definition),
         "notes": notes,
     }
+
+
+def _called(file: object, run: str | None) -> str:
+    return shown(file) + ("" if run is None else f", run {shown(run)}")
 
 
 def _head(path: Path, run: str | None, kind: str, n_rows: int) -> Block:
@@ -243,7 +260,7 @@ def _next(blocks: Sequence[Block], argv: Sequence[str]) -> list[str]:
 
 
 def _lines(block: Block, width: int | None) -> Iterator[str]:
-    yield shown(block["file"]) + (f", run {shown(block['run'])}" if "run" in block else "")
+    yield _called(block["file"], block.get("run"))
     if "error" in block:
         yield from aligned([("  error   ", block["error"])], width)
         return
@@ -251,7 +268,7 @@ def _lines(block: Block, width: int | None) -> Iterator[str]:
     counter = block["columns"].get("step", "row").rsplit("/", 1)[-1].lower()
     unit = counter if counter in ("row", "epoch") else "step"
     read = (
-        f"{block['format']}, {_many(block['rows'], 'row')}; {_many(steps['values'], 'value')}, "
+        f"{block['format']}, {many(block['rows'], 'row')}; {many(steps['values'], 'value')}, "
         f"{unit}s {steps['first']:,} to {steps['last']:,}, one every {_every(steps['stride'], unit)}{_gaps(steps)}"
     )
     lines = [("read", read), ("columns", ", ".join(f"{role}: {name}" for role, name in block["columns"].items()))]
@@ -296,7 +313,7 @@ def _event_lines(events: Sequence[Mapping[str, Any]], width: int | None) -> Iter
         return
     kinds = Counter(event["event"] for event in events)
     counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-    yield f"  {len(events):,} event{'s' if len(events) > 1 else ''}: {counts}"
+    yield f"  {many(len(events), 'event')}: {counts}"
     cells = tuple(
         (
             f"{event['step']:,}",
@@ -314,10 +331,6 @@ def _event_lines(events: Sequence[Mapping[str, Any]], width: int | None) -> Iter
     yield from _indented(Table("", header, cells, least=("tokens", "lr", "recovery")), width)
     if len(events) > _SHOWN_EVENTS:
         yield f"  and {len(events) - _SHOWN_EVENTS:,} later ones: --format json has all"
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _every(stride: int, unit: str) -> str:

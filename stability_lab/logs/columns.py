@@ -90,6 +90,8 @@ def words_in(source: Source, column: str) -> str | None:
     if words.empty:
         return None
     first = _sample(words.iloc[0])
+    if len(words) == 1:
+        return f"1 cell of {shown(column)} is no number and left out: {first}."
     return f"{len(words):,} cells of {shown(column)} are no numbers and left out, the first is {first}."
 
 

@@ -13,7 +13,7 @@ from typing import TextIO
 import pandas as pd
 
 from stability_lab.logs.cells import DECIMAL_COMMA, NOTHING, has_decimal_comma, step_number
-from stability_lab.text import number
+from stability_lab.text import many, number
 
 _SAMPLE = 1 << 16  # characters in which a decimal comma is looked for
 _ROWS = 50  # rows by which a table is told from prose
@@ -37,6 +37,9 @@ def read_table(path: Path, encoding: str) -> tuple[pd.DataFrame, list[str]] | No
         except (pd.errors.ParserError, pd.errors.EmptyDataError):
             return None
     notes += doubled
+    if (repeated := _repeats_header(frame)).any():
+        frame = frame.loc[~repeated].reset_index(drop=True)
+        notes.append(f"{many(int(repeated.sum()), 'line')} with the header again: left out.")
     if comma:
         words = frame.select_dtypes(exclude="number").columns
         frame[words] = frame[words].replace(DECIMAL_COMMA, r"\1.\2", regex=True)
@@ -101,6 +104,17 @@ def _read(text: TextIO, names: list[str], delimiter: str, decimal: str, header: 
             na_values=NOTHING,
             skipinitialspace=True,
         )
+
+
+def _repeats_header(frame: pd.DataFrame) -> pd.Series:
+    """Which rows hold the columns' own names, as after another run into the same file."""
+    repeated = pd.Series(True, index=frame.index)
+    for name, cells in frame.items():
+        # Otherwise none of its cells is a word.
+        repeated &= (
+            cells.eq(name) if pd.api.types.is_object_dtype(cells) or pd.api.types.is_string_dtype(cells) else False
+        )
+    return repeated
 
 
 def _header(text: TextIO) -> tuple[str, list[str]]:

@@ -185,6 +185,8 @@ _ANY = Printed(
     _any_line,
 )
 
+PRINTED = frozenset(kind.name for kind in (*FORMATS, _ANY))
+
 
 def recognised(path: Path, encoding: str) -> Printed | None:
     """The format of a printed log, if one of them finds its lines in it."""

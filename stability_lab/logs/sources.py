@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from stability_lab.config import ConfigError
 from stability_lab.logs.cells import NOTHING, flag, step_number
 from stability_lab.logs.delimited import names_of, read_table
-from stability_lab.logs.printed import printed_rows, recognised
+from stability_lab.logs.printed import PRINTED, printed_rows, recognised
 from stability_lab.logs.tensorboard import is_event_file, read_scalars
 from stability_lab.text import flatten, number, shown
 from stability_lab.tracking.run_files import METRICS
@@ -71,14 +71,23 @@ class Source:
     def name(self) -> str:
         return shown(self.path) if self.run is None else f"{shown(self.path)}, run {shown(self.run)}"
 
+    @property
+    def apart(self) -> str:
+        """What tells rows that do not belong together apart."""
+        if self.format in PRINTED:
+            return "give a file with the lines of one run, and of one rank, alone"
+        return "--runs-by COLUMN or --split WORD says which belong together"
+
     def cells(self, column: str) -> pd.Series:
         return cast("pd.Series", self.table[column])
 
     def numbers(self, column: str, role: str = "") -> Numbers:
-        """What a column says, read as its role asks: only steps may have thousands, only flags are truth values."""
+        """What a column says, read as its role asks: only steps may have thousands, none is NaN or infinite."""
         read = _READ.get(role, number)
         if (column, read) not in self._numbers:
-            self._numbers[column, read] = _numbers(self.cells(column), read)
+            value, known = _numbers(self.cells(column), read)
+            # No row is at step NaN; as a loss that was logged it is a value.
+            self._numbers[column, read] = Numbers(value, known & np.isfinite(value) if role == "step" else known)
         return self._numbers[column, read]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from typing import Any, Literal
@@ -19,9 +20,19 @@ from stability_lab.text import shown
 
 Rows = NDArray[np.intp]
 
-# Columns that say what a row measures, and the words for what is no training.
-SPLITS = ("split", "mode", "phase", "stage", "subset", "partition", "set")
-VALIDATION = ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "holdout")
+# Columns that say what a row measures, and the words for what is no training, alone or before words of `_MEASURED`.
+SPLITS = ("split", "mode", "phase", "stage", "subset", "partition", "set", "type", "event", "kind")
+VALIDATION = (
+    *("val", "valid", "validation", "validate", "validating", "eval", "evaluation", "evaluate", "evaluating"),
+    *("test", "testing", "dev", "holdout"),
+)
+_MEASURED = ("step", "epoch", "batch", "iter", "iteration", "loss", "metrics", "result", "results", "log", "end", "set")
+# Columns of truth values, and the words of a split for true and false.
+FLAGS = {
+    **dict.fromkeys(("is_train", "is_training", "train", "training"), ("train", "val")),
+    **{f"{prefix}{word}": (word, "train") for word in VALIDATION for prefix in ("is_", "")},
+}
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 # Columns that name runs, the preferred first; any other column of words comes after them.
 RUNS = (
     *("run", "run_name", "run_id", "experiment", "exp", "exp_name", "name", "model", "model_name", "config", "arm"),
@@ -56,21 +67,52 @@ def without_validation(source: Source, signals: Sequence[str], asked: str | None
     """The source without rows of validation, or with those of the split that was asked for; ConfigError if there are
     none."""
     measured = rows_with(source, signals)
-    for column in source.columns:
-        if _name(column) not in SPLITS:
-            continue
-        words = source.cells(column).map(lambda cell: str(cell).strip().lower(), na_action="ignore")
+    for column, words in _splits(source, measured):
         if asked is not None:
             kept = (words == asked.strip().lower()).to_numpy()
             if kept.any():
                 return _rows(source, kept, f"of another {shown(column)} than {shown(asked)}")
             continue
-        validation = words.isin(VALIDATION).to_numpy() & measured
+        validation = words.map(_is_validation, na_action="ignore").eq(True).to_numpy() & measured
         if validation.any() and not validation[measured].all():
-            return _rows(source, ~validation, f"of validation, by the column {shown(column)}")
+            return _rows(source, ~validation, f"of validation (by the column {shown(column)})")
     if asked is not None:
-        raise ConfigError(f"--split={shown(asked)}: {source.name} has no such word in a column {', '.join(SPLITS)}")
+        raise ConfigError(
+            f"--split={shown(asked)}: {source.name} has no such word in a column {', '.join(SPLITS)} or is_train"
+        )
     return TrainingRows(source)
+
+
+def refuse_validation_alone(source: Source, signals: Sequence[str]) -> None:
+    """ConfigError where a column says of all rows with a value that they are of validation."""
+    measured = rows_with(source, signals)
+    for column, words in _splits(source, measured):
+        own = words.loc[measured]
+        if own.map(_is_validation, na_action="ignore").eq(True).all():
+            word = shown(own.iloc[0])
+            raise ConfigError(
+                f"{source.name} has no training: by the column {shown(column)} all of its rows are of validation; "
+                f"--split {word} judges them"
+            )
+
+
+def _splits(source: Source, measured: NDArray[np.bool_]) -> Iterator[tuple[str, pd.Series]]:
+    """Columns that say what a row measures, and the word of each row; truth values are made words."""
+    for column in source.columns:
+        name = _name(column)
+        if name in SPLITS:
+            yield column, source.cells(column).map(lambda cell: str(cell).strip().lower(), na_action="ignore")
+        elif name in FLAGS:
+            cells = source.cells(column)
+            truth = cells.map(lambda cell: _TRUTH.get(str(cell).strip().lower()), na_action="ignore")
+            if truth.loc[measured].notna().all():
+                yes, no = FLAGS[name]
+                yield column, truth.map({True: yes, False: no})
+
+
+def _is_validation(word: str) -> bool:
+    first, *others = re.split(r"[\W_]+", word)
+    return first in VALIDATION and all(other in _MEASURED for other in others)
 
 
 def _name(column: str) -> str:

@@ -74,17 +74,21 @@ def timeline(source: Source, signals: Sequence[str], asked: str | None = None) -
         return Timeline(None, rows, np.arange(1, rows.size + 1), notes, all_rows=rows.size)
     values, known = source.numbers(column, "step")
     if missing := np.count_nonzero(~known[rows]):
-        notes.append(f"{missing:,} rows with a value have no {shown(column)} and are left out.")
+        some = "row with a value has" if missing == 1 else "rows with a value have"
+        notes.append(f"{missing:,} {some} no {shown(column)} and {'is' if missing == 1 else 'are'} left out.")
     rows = rows[known[rows]]
     steps = values[rows]
-    wrong = steps[~(np.isfinite(steps) & (np.abs(steps) < 2**53) & (steps == np.floor(steps)))]
-    if wrong.size:
-        raise ConfigError(
-            f"{source.name}: the step column {shown(column)} holds {wrong[0]:g}, which is no whole number; "
-            "--step COLUMN names another"
-        )
+    for wrong, what in (
+        (steps != np.floor(steps), "no whole number"),
+        (np.abs(steps) >= 2**53, "too large for a step"),
+    ):
+        if wrong.any():
+            raise ConfigError(
+                f"{source.name}: the step column {shown(column)} holds {steps[wrong][0]:g}, which is {what}; "
+                "--step COLUMN names another"
+            )
     within = through_epochs(steps.astype(np.int64), epochs(source, rows))
-    kept, numbered, note = in_order(within, source.numbers(signals[0]).value[rows], source.name)
+    kept, numbered, note = in_order(within, source.numbers(signals[0]).value[rows], source)
     if not np.array_equal(within, steps):
         notes.append(f"{shown(column)} counts within an epoch: the steps were numbered through.")
     raw = np.where(known, values, np.nan) if np.array_equal(numbered, steps[kept]) else None
@@ -131,7 +135,7 @@ def through_epochs(steps: Steps, epoch: NDArray[np.float64] | None) -> Steps:
     return steps - first[place] + before[place] + first[0]
 
 
-def in_order(steps: Steps, values: NDArray[np.float64], name: str) -> tuple[NDArray[np.intp], Steps, str | None]:
+def in_order(steps: Steps, values: NDArray[np.float64], source: Source) -> tuple[NDArray[np.intp], Steps, str | None]:
     """Positions of the rows to keep, their steps, which never fall, and what was wrong with their order.
 
     Steps that begin anew are numbered through: `splits.by_restarts` has told other runs apart. Steps that fall back to
@@ -145,8 +149,7 @@ def in_order(steps: Steps, values: NDArray[np.float64], name: str) -> tuple[NDAr
     if begins_in_no_order(steps):
         if np.unique(steps).size < steps.size:
             raise ConfigError(
-                f"{name}: the rows are in no order of steps, and some steps have several values: --runs-by COLUMN or "
-                "--split WORD says which belong together"
+                f"{source.name}: the rows are in no order of steps, and some steps have several values: {source.apart}"
             )
         kept = np.argsort(steps, kind="stable")
         return kept, steps[kept], "The rows are not in order of steps and were sorted."
@@ -156,7 +159,7 @@ def in_order(steps: Steps, values: NDArray[np.float64], name: str) -> tuple[NDAr
     for at in anew.tolist():
         numbered[at:] = steps[at:] + numbered[at - 1] + stride - steps[at]
     for at in resumed.tolist():
-        _check_resume(numbered, values, at, name)
+        _check_resume(numbered, values, at, source)
     # A row survives if no later part begins at its step or at a lower one.
     begins = numbered[np.r_[0, back]]
     lowest_later = np.r_[np.minimum.accumulate(begins[:0:-1])[::-1], np.iinfo(np.int64).max]
@@ -179,7 +182,13 @@ def _times(n: int) -> str:
     return "once" if n == 1 else f"{n} times"
 
 
-def _check_resume(steps: Steps, values: NDArray[np.float64], at: int, name: str) -> None:
+def noise_of(values: NDArray[np.float64]) -> float:
+    """The robust deviation of the changes from one finite value to the next; 0 for fewer than two."""
+    changes = np.abs(np.diff(values[np.isfinite(values)]))
+    return 1.4826 * float(np.median(changes)) if changes.size else 0.0
+
+
+def _check_resume(steps: Steps, values: NDArray[np.float64], at: int, source: Source) -> None:
     """Refuse rows that begin again at an earlier step with values of another run."""
     before, after = values[:at], values[at:]
     known = before[np.isfinite(before)]
@@ -187,11 +196,11 @@ def _check_resume(steps: Steps, values: NDArray[np.float64], at: int, name: str)
     shared = shared[np.isfinite(shared)]
     if known.size < 2 or not shared.size or not np.isfinite(first_level(after)):
         return
-    noise = 1.4826 * float(np.median(np.abs(np.diff(known))))
+    noise = noise_of(known)
     spread = float(np.percentile(known, 95) - np.percentile(known, 5))
     new, old = first_level(after), float(np.median(shared))
     if abs(new - old) > max(ALIKE_NATS, 6 * noise, 0.25 * spread):
         raise ConfigError(
-            f"{name}: the step falls back to {steps[at]:,}, and the values from there on ({new:.3g}) are not those of "
-            f"a run that was resumed ({old:.3g}): --runs-by COLUMN or --split WORD says which rows belong together"
+            f"{source.name}: the step falls back to {steps[at]:,}, and the values from there on ({new:.3g}) are not "
+            f"those of a run that was resumed ({old:.3g}): {source.apart}"
         )

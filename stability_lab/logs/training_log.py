@@ -29,11 +29,14 @@ from stability_lab.logs.splits import (
     TrainingRows,
     by_restarts,
     by_runs,
+    refuse_validation_alone,
     rows_with,
     without_validation,
 )
-from stability_lab.logs.steps import Timeline, step_column, timeline
-from stability_lab.text import shown
+from stability_lab.logs.steps import ALIKE_NATS, Steps, Timeline, noise_of, step_column, timeline
+from stability_lab.text import many, shown
+
+Values = NDArray[np.float64]
 
 _SIGNALS = ("loss", "grad_norm")
 
@@ -86,7 +89,7 @@ def _metrics(source: Source, metric: str, options: Options) -> Iterator[tuple[Lo
         notes += [*_left_out(run, [column]), *times.notes]
         numbers = run.numbers(column)
         steps = times.steps_with([numbers])
-        series = LogSeries(column, steps, _on(run.name, steps, times, column, numbers, notes).value, times.column)
+        series = LogSeries(column, steps, _on(run, steps, times, column, notes).value, times.column)
         if (stride := stride_of(series.step)) != 1:
             notes.append(f"One value every {stride:,} steps: windows count values, not steps.")
         yield series, run, notes
@@ -107,7 +110,9 @@ def _runs(source: Source, signals: Sequence[str], options: Options) -> list[Trai
 
 
 def _said(part: TrainingRows) -> list[str]:
-    return [f"{rows:,} rows {why} are left out." for why, rows in part.left_out.items()]
+    return [
+        f"{many(rows, 'row')} {why} {'is' if rows == 1 else 'are'} left out." for why, rows in part.left_out.items()
+    ]
 
 
 def _sources(path: Path, asked: Sequence[str]) -> list[Source]:
@@ -156,6 +161,8 @@ def _logs(source: Source, options: Options) -> Iterator[NamedLog]:
         other = next(name for name in _SIGNALS if name != role)
         if asked[role] is not None and column in named_for(source, other):
             notes.append(f"{shown(column)} is judged as a {WORDS[role]}, but its name is that of a {WORDS[other]}.")
+    if not any((*asked.values(), options.split)):
+        refuse_validation_alone(source, list(signals.values()))
     for part in _runs(source, list(signals.values()), options):
         yield _log(part, signals, options, [*part.source.notes, *notes])
 
@@ -175,7 +182,7 @@ def _log(part: TrainingRows, signals: dict[str, str], options: Options, notes: l
     steps = times.steps_with(list(numbers.values()))
     fields: dict[str, Any] = dict.fromkeys(_SIGNALS)
     for role, column in own.items():
-        fields[role], has = _on(source.name, steps, times, column, numbers[role], notes)
+        fields[role], has = _on(source, steps, times, column, notes)
         if not has.all():
             fields[f"no_{role}"] = ~has
     for role, column in extra.items():
@@ -190,23 +197,35 @@ def _log(part: TrainingRows, signals: dict[str, str], options: Options, notes: l
     return NamedLog(source.path, source.run, source.format, len(source.table), log, columns, notes, kept)
 
 
-def _on(
-    name: str, steps: NDArray[np.int64], times: Timeline, column: str, numbers: Numbers, notes: list[str]
-) -> Numbers:
-    """The values of a signal at `steps`, which hold all of its own; ConfigError where most of them have several."""
+def _on(source: Source, steps: NDArray[np.int64], times: Timeline, column: str, notes: list[str]) -> Numbers:
+    """The values of a signal at `steps`, which hold all of its own.
+
+    ConfigError where many of them have several values, or a loss has some that no noise explains.
+    """
+    numbers = source.numbers(column)
     found = times.at(steps, numbers)
     known = numbers.known[times.rows]
-    last = found.value[np.searchsorted(steps, times.steps[known])]
-    other = times.steps[known][~np.isclose(numbers.value[times.rows][known], last, equal_nan=True)]
-    if np.unique(other).size > max(1, steps.size // 10):
-        raise ConfigError(
-            f"{name}: {np.unique(other).size:,} of {steps.size:,} steps have several values of {shown(column)}: "
-            "--runs-by COLUMN or --split WORD says which belong together"
-        )
-    if repeated := np.count_nonzero(numbers.known[times.rows]) - np.count_nonzero(found.known):
-        many = f"{repeated:,} value{'s' if repeated > 1 else ''}"
-        notes.append(f"{shown(column)}: {many} had a step that a later one has too, which counts.")
+    _refuse_several(source, column, times.steps[known], numbers.value[times.rows][known], found.value, steps)
+    if repeated := int(np.count_nonzero(known)) - int(np.count_nonzero(found.known)):
+        notes.append(f"{shown(column)}: {many(repeated, 'value')} had a step that a later one has too, which counts.")
     return found
+
+
+def _refuse_several(source: Source, column: str, at: Steps, values: Values, last: Values, steps: Steps) -> None:
+    """ConfigError where many `steps` have other `values` than their `last`, or a loss has one that is no noise."""
+    last_of = last[np.searchsorted(steps, at)]
+    other = np.flatnonzero(~np.isclose(values, last_of, equal_nan=True))
+    finite = other[np.isfinite(values[other]) & np.isfinite(last_of[other])]
+    apart = np.abs(values[finite] - last_of[finite])
+    n = np.unique(at[other]).size
+    far = column in named_for(source, "loss") and (apart > max(ALIKE_NATS, 6 * noise_of(last))).any()
+    if n > max(1, steps.size // 10) or far:
+        widest = finite[np.argmax(apart)] if finite.size else other[0]
+        have = "step has" if steps.size == 1 else "steps have"
+        raise ConfigError(
+            f"{source.name}: {n:,} of {steps.size:,} {have} several values of {shown(column)}, such as "
+            f"{values[widest]:.4g} and {last_of[widest]:.4g} at {at[widest]:,}: {source.apart}"
+        )
 
 
 def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
@@ -215,7 +234,7 @@ def _left_out(source: Source, columns: Sequence[str]) -> list[str]:
     notes = [note for column in columns if (note := words_in(source, column))]
     if none := int(np.count_nonzero(~known.any(axis=0))):
         what = " and no ".join(shown(column) for column in columns)
-        notes.append(f"{none:,} of {len(source.table):,} rows have no {what}.")
+        notes.append(f"{none:,} of {many(len(source.table), 'row')} {'has' if none == 1 else 'have'} no {what}.")
     if source.format == TRAINER_STATE:  # it ends with rows of the evaluation and of a summary
         return notes
     return notes + [note for column, has in zip(columns, known, strict=True) if (note := _end(column, has))]

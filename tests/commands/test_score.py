@@ -125,6 +125,14 @@ def test_the_metrics_file_of_a_run_gives_the_same(run: Path, capsys: pytest.Capt
     assert {**file, "file": folder["file"], "notes": []} == folder
 
 
+def test_a_log_that_equals_a_run_of_another_file_names_the_run(tmp_path: Path, capsys) -> None:
+    rows = [f"{run},{i},{3 - 0.01 * i - 0.1 * (run == 's2')}\n" for i in range(50) for run in ("s1", "s2")]
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("run,step,loss\n" + "".join(rows), encoding="utf-8")
+    *_, last = blocks(capsys, tmp_path / "a.csv", tmp_path / "b.csv")
+    assert f"This log equals that of {tmp_path / 'a.csv'}, run s2: they are one run." in last["notes"]
+
+
 def test_a_killed_run_is_judged_by_what_it_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     (copy / "summary.json").write_text('{"status": "running"}', encoding="utf-8")

@@ -65,11 +65,72 @@ def test_rows_of_another_split(column: str, word: str, tmp_path: Path) -> None:
             rows.append({column: word, "step": i, "loss": 6.0})
     (log,) = read_logs(written(tmp_path, rows))
     assert losses_of(log) == curve(60)
-    assert f"3 rows of validation, by the column {column} are left out." in log.notes
+    assert f"3 rows of validation (by the column {column}) are left out." in log.notes
     (other,) = read_logs(written(tmp_path, rows), Options(split=word))
     assert losses_of(other) == [6.0] * 3
     with pytest.raises(ConfigError, match=r"^--split=nothing: "):
         read_logs(written(tmp_path, rows), Options(split="nothing"))
+
+
+@pytest.mark.parametrize(
+    ("column", "train", "val"),
+    [
+        *[
+            ("is_train", "True", "False"),
+            ("training", "1", "0"),
+            ("is_val", "false", "true"),
+            ("data/is_eval", "0", "1"),
+        ],
+        *[("type", "train", "eval"), ("event", "train_step", "eval_step"), ("stage", "fit", "validate")],
+    ],
+)
+def test_rows_of_validation_are_told_by_truth_values_and_events(
+    column: str, train: str, val: str, tmp_path: Path
+) -> None:
+    """They are left out whatever share of the steps they have, and a log of nothing else is refused."""
+    rows: list[Row] = []
+    for i, loss in enumerate(curve(60)):
+        rows.append({column: train, "step": i, "loss": loss})
+        rows += [{column: val, "step": i, "loss": 6.0}] if i % 20 == 19 else []
+    (log,) = read_logs(written(tmp_path, rows, as_csv=True))
+    assert losses_of(log) == curve(60)
+    assert log.left_out == {f"of validation (by the column {column})": 3}
+    alone = written(tmp_path, [row for row in rows if row[column] == val])
+    with pytest.raises(ConfigError, match=f"has no training: by the column {column} all of its rows are of val") as no:
+        read_logs(alone)
+    word = str(no.value).split("--split ")[1].split()[0]
+    (judged,) = read_logs(alone, Options(split=word))
+    assert losses_of(judged) == [6.0] * 3
+    (asked_for,) = read_logs(alone, Options(loss="loss"))
+    assert losses_of(asked_for) == [6.0] * 3
+
+
+def test_a_column_that_only_sounds_like_a_split_is_none(tmp_path: Path) -> None:
+    rows = [row | {"train": 0.5, "val": float(i % 2), "kind": "test-lr"} for i, row in enumerate(rows_of(curve(40)))]
+    rows[3].pop("val")
+    (log,) = read_logs(written(tmp_path, rows))
+    assert losses_of(log) == curve(40)
+
+
+@pytest.mark.parametrize("share", [1, 3, 6])
+@pytest.mark.parametrize("after", [True, False])
+def test_losses_of_one_step_that_no_noise_explains_are_refused(share: int, after: bool, tmp_path: Path) -> None:
+    rows: list[Row] = []
+    for i, row in enumerate(rows_of(curve(60))):
+        other = [row | {"loss": row["loss"] + 0.6}] if i % (60 // share) == 59 // share else []
+        rows += [row, *other] if after else [*other, row]
+    with pytest.raises(ConfigError, match=f"{share} of 60 steps have several values of loss, such as .* at .*--split"):
+        read_logs(written(tmp_path, rows))
+    rows = rows_of(curve(60))
+    (log,) = read_logs(written(tmp_path, [rows[0] | {"loss": rows[0]["loss"] + 0.05}, *rows]))
+    assert losses_of(log) == curve(60)
+
+
+def test_a_step_that_was_tried_again_after_nan_counts_as_it_was_then(tmp_path: Path) -> None:
+    rows = rows_of(curve(40))
+    rows.insert(20, rows[20] | {"loss": "NaN"})
+    (log,) = read_logs(written(tmp_path, rows))
+    assert losses_of(log) == curve(40)
 
 
 def test_a_phase_of_training_is_no_split(tmp_path: Path) -> None:

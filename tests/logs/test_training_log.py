@@ -336,7 +336,7 @@ def test_of_several_values_a_step_the_last_counts(tmp_path: Path) -> None:
     steps, values, notes = steps_and_values(tmp_path, [1, 1, 2, 3])
     assert (steps, values) == ([1, 2, 3], [1, 2, 3])
     assert notes == ["loss: 1 value had a step that a later one has too, which counts."]
-    with pytest.raises(ConfigError, match="3 of 3 steps have several values of loss: --runs-by"):
+    with pytest.raises(ConfigError, match="3 of 3 steps have several values of loss, such as 0 and 1 at 1: --r"):
         steps_and_values(tmp_path, [1, 1, 2, 2, 3, 3])
 
 
@@ -349,10 +349,23 @@ def test_without_steps_rows_are_counted(tmp_path: Path) -> None:
     assert any("rows are counted as steps" in note for note in named.notes)
 
 
-@pytest.mark.parametrize("bad", ["1.5", "nan", "inf", "1e300"])
-def test_a_step_is_a_whole_number(bad: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no whole number"):
+@pytest.mark.parametrize(("bad", "what"), [("1.5", "no whole number"), ("1e300", "too large for a step")])
+def test_a_step_is_a_whole_number(bad: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the step column step holds .*, which is {what}; --step COLUMN"):
         read_log(csv_file(tmp_path, "step,loss", "1.0,3", f"{bad},2"))
+
+
+@pytest.mark.parametrize("bad", ["nan", "NaN", "inf", "n/a", "", "oops"])
+def test_a_row_without_a_step_is_left_out(bad: str, tmp_path: Path) -> None:
+    named = read_log(csv_file(tmp_path, "step,loss", "1,3", f"{bad},2.9", "3,2.8", "4,2.7"))
+    assert named.log.step.tolist() == [1, 3, 4]
+    assert "1 row with a value has no step and is left out." in named.notes
+
+
+def test_a_header_that_comes_again_is_no_row(tmp_path: Path) -> None:
+    named = read_log(csv_file(tmp_path, "step,loss", "1,3.0", "2,2.9", "step,loss", "3,2.8", "4,2.7"))
+    assert named.log.step.tolist() == [1, 2, 3, 4]
+    assert named.notes == ["1 line with the header again: left out."]
 
 
 def test_a_counter_of_log_calls_is_the_last_resort(tmp_path: Path) -> None:
@@ -575,8 +588,9 @@ def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path: Path)
 
 def test_words_among_numbers_are_counted(tmp_path: Path) -> None:
     notes = read_log(csv_file(tmp_path, "step,loss", "1,2.0", "2,oops", "3,", "4,2.0")).notes
-    assert "1 cells of loss are no numbers and left out, the first is 'oops'." in notes
+    assert "1 cell of loss is no number and left out: 'oops'." in notes
     assert "2 of 4 rows have no loss." in notes
+    assert read_log(csv_file(tmp_path, "step,loss", "1,2.0", "2,", "3,2.0")).notes == ["1 of 3 rows has no loss."]
 
 
 def test_truth_values_mark_skipped_steps(tmp_path: Path) -> None:
