@@ -26,9 +26,10 @@ from stability_lab.seams import SeamConflict, Seams, Stabilizer
 from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.inject import parse
 from stability_lab.training.loop import Run
-from stability_lab.training.optimizers import OptimizerOptions
+from stability_lab.training.optimizers import AdamW, OptimizerOptions
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
+from stability_lab.training.update import Update
 
 _WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
 _LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
@@ -216,13 +217,20 @@ def build_step(config: TrainConfig, model: GPT) -> TrainStep:
         model,
         instantiate_as(Objective, config.objective, "objective"),
         terms,
-        instantiate_as(OptimizerOptions, config.optimizer, "optimizer").build(model),
+        _build_update(config, model),
         GradientSide(model.seams, site, trainer.grad_clip).to(model.embed.weight.device),
         grad_accum_steps=trainer.grad_accum_steps,
         precision=trainer.precision,
         compile=trainer.compile,
         on_nonfinite=config.stability.on_nonfinite,
     )
+
+
+def _build_update(config: TrainConfig, model: GPT) -> Update:
+    options = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
+    if isinstance(options, AdamW):
+        return options.build(model, model.fused)
+    return options.build(model)
 
 
 def share_threads(workers: int) -> None:

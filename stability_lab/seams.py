@@ -32,6 +32,7 @@ class Site:
     n_heads: int  # H
     n_kv_heads: int  # G
     head_dim: int  # K
+    fused: bool = True  # False: plain operations only, which autograd differentiates
 
     def at(self, role: str, layer: int | None = None) -> Site:
         """Another place in the same model; behind the blocks unless a layer is given."""
@@ -75,6 +76,7 @@ class ModelOutput(NamedTuple):
     logits_BTV: Tensor
     attn_logit_bound_L: Tensor  # no attention logit of the layer was larger; fp32, detached
     unembedding_VD: Tensor  # the weight that logits come from, without rows that pad the vocabulary
+    fused: bool = True  # False: the loss too is to be formed of plain operations
 
 
 class LossRecord(NamedTuple):

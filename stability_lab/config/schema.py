@@ -87,6 +87,7 @@ class ModelConfig:
     rope_theta: float = _key(gt=0)
     dropout: float = _key(ge=0, lt=1)
     attention: str = _key(one_of=("auto", "sdpa", "explicit", "flex"))
+    implementation: str = _key("machine", one_of=("fused", "reference"))
     window: int | None = _key(ge=1)
     full_attention_every: int | None = _key(ge=1)
     init: InitConfig = _key()

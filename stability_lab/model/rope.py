@@ -19,14 +19,15 @@ class Rope(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, seq_len: int, head_dim: int, theta: float):
+    def __init__(self, seq_len: int, head_dim: int, theta: float, fused: bool = True):
         super().__init__()
+        self.fused = fused
         cos, sin = on_default_device(lambda: rope_table(seq_len, head_dim, theta))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
-        return rotate(x_BTHK, self.cos, self.sin)
+        return rotate(x_BTHK, self.cos, self.sin, self.fused)
 
 
 class LearnedPositions(Embedding):
@@ -59,20 +60,24 @@ def on_default_device(make: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and signed sin of position * theta^(-2i / K), each (T, 1, K) in fp32; they broadcast over heads.
+    """cos (T, 1, K) and sin (T, 1, K/2) of position * theta^(-2i / K) in fp32; they broadcast over heads.
 
-    Entry i and entry i + K/2 of a head form a pair with one angle; the first half of sin carries a minus.
+    Entry i and entry i + K/2 of a head form a pair with one angle.
     """
     inverse_wavelength = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse_wavelength)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), -1).float().unsqueeze(1), torch.cat((-sin, sin), -1).float().unsqueeze(1)
+    cos = angle.cos()
+    return torch.cat((cos, cos), -1).float().unsqueeze(1), angle.sin().float().unsqueeze(1)
 
 
-def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor, fused: bool = True) -> Tensor:
     """Rotate the pairs of each head by the angles of `rope_table`, in fp32; dtype of the input."""
     t = x_BTHK.shape[1]
-    return _Rotate.apply(fp32(x_BTHK), cos[:t], sin[:t]).to(x_BTHK.dtype)
+    x, cos, sin = fp32(x_BTHK), cos[:t], sin[:t]
+    if fused:
+        return _Rotate.apply(x, cos, sin).to(x_BTHK.dtype)
+    a, b = x.chunk(2, -1)
+    return (x * cos + torch.cat((-b * sin, a * sin), -1)).to(x_BTHK.dtype)
 
 
 class _Rotate(torch.autograd.Function):
@@ -81,16 +86,20 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return torch.addcmul(x * cos, _swap_halves(x), sin)
+        return _rotated(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        cos, sin = ctx.saved_tensors
-        return torch.addcmul(grad * cos, _swap_halves(grad), sin, value=-1), None, None
+        return _rotated(grad, *ctx.saved_tensors, -1), None, None
 
 
-def _swap_halves(x: Tensor) -> Tensor:
-    return x.roll(x.shape[-1] // 2, -1)
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Each half of the result is written where it belongs, so no half is copied."""
+    y = x * cos
+    (a, b), (y_a, y_b) = x.chunk(2, -1), y.chunk(2, -1)
+    y_a.addcmul_(b, sin, value=-direction)
+    y_b.addcmul_(a, sin, value=direction)
+    return y
 
 
 def sinusoidal_table(seq_len: int, d_model: int) -> Tensor:

@@ -39,7 +39,7 @@ class GPT(nn.Module):
         rows = max(config.vocab_size, config.pad_vocab_to or 0)
         windows = layer_windows(config.window, config.full_attention_every, config.n_layers, t)
         masked_by = "sampling.mask_documents" if mark else "model.window" if any(windows) else None
-        self.config, self.seams, self.mark = config, seams, mark
+        self.config, self.seams, self.mark, self.fused = config, seams, mark, site.fused
         self.backend = choose_backend(
             config.attention, seams, device_type, precision, config.dropout, site.head_dim, masked_by
         )
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         self.embed_scale = seams.embed_scale(site)
         self.embed_positions = _positions(config)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        rotate = Rope(t, site.head_dim, config.rope_theta) if config.positions == "rope" else None
+        rotate = Rope(t, site.head_dim, config.rope_theta, site.fused) if config.positions == "rope" else None
         self.blocks = nn.ModuleList(
             Block(config, site.at("attn", layer), seams, self.backend.name, rotate) for layer in range(config.n_layers)
         )
@@ -73,15 +73,15 @@ class GPT(nn.Module):
             bounds.append(bound)
         # Rows that pad the vocabulary are multiplied, for speed, and give no logit.
         logits = F.linear(self.final_norm(x), self.unembedding)[..., : self.config.vocab_size]
-        return ModelOutput(
-            self.logit_transform(logits), torch.stack(bounds), self.unembedding[: self.config.vocab_size]
-        )
+        unembedding = self.unembedding[: self.config.vocab_size]
+        return ModelOutput(self.logit_transform(logits), torch.stack(bounds), unembedding, self.fused)
 
 
 def site_of(config: ModelConfig) -> Site:
     """The site of the embedding; `Site.at` gives the others."""
     h = config.n_heads
-    return Site(0, config.n_layers, "embed", config.d_model, h, config.n_kv_heads or h, config.d_model // h)
+    fused = config.implementation == "fused"
+    return Site(0, config.n_layers, "embed", config.d_model, h, config.n_kv_heads or h, config.d_model // h, fused)
 
 
 def _positions(config: ModelConfig) -> nn.Module:

@@ -26,7 +26,7 @@ class CausalLM:
 
     def loss(self, output: ModelOutput, batch: Batch, inv_n: Tensor, terms: Iterable[LossTerm] = ()) -> LossSums:
         logits_NV, targets_N = output.logits_BTV.flatten(0, 1), batch.targets_MT.flatten()
-        return language_model_loss(logits_NV, targets_N, inv_n, terms, output.unembedding_VD)
+        return language_model_loss(logits_NV, targets_N, inv_n, terms, output.unembedding_VD, output.fused)
 
     def trivial_loss(self, unigram_entropy: float | None) -> float | None:
         return unigram_entropy

@@ -16,8 +16,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from stability_lab.numerics import fp32
 from stability_lab.seams import LossRecord, LossTerm
 
 IGNORE = -100  # a target that is not to be predicted
@@ -71,20 +73,28 @@ class _LogZAndCrossEntropy(torch.autograd.Function):
         return gradient.to(ctx.logits_dtype), None
 
 
+def _log_z_and_cross_entropy(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    logits_NV = fp32(logits_NV)
+    return logits_NV.logsumexp(-1), F.cross_entropy(logits_NV, target_N, reduction="none")
+
+
 def language_model_loss(
     logits_NV: Tensor,
     targets_N: Tensor,
     inv_n: Tensor,
     terms: Iterable[LossTerm] = (),
     unembedding_VD: Tensor | None = None,
+    fused: bool = True,
 ) -> LossSums:
     """`inv_n`: 0-d fp32 tensor, 1 / number of valid tokens of the whole optimizer step (0 where there is none).
 
-    `unembedding_VD` is for terms that look at it; without one they see an empty matrix.
+    `unembedding_VD` is for terms that look at it; without one they see an empty matrix. Not `fused`: autograd's own
+    gradient of torch's own cross-entropy and log-sum-exp.
     """
     valid_N = targets_N != IGNORE
     with torch.autocast(logits_NV.device.type, enabled=False):
-        log_z_N, ce_N = _LogZAndCrossEntropy.apply(logits_NV, targets_N.clamp_min(0))  # pyright: ignore
+        log_z_and_ce = _LogZAndCrossEntropy.apply if fused else _log_z_and_cross_entropy
+        log_z_N, ce_N = log_z_and_ce(logits_NV, targets_N.clamp_min(0))  # pyright: ignore
         ce = torch.where(valid_N, ce_N, 0.0).sum()
         unembedding_VD = logits_NV.new_empty(0, 0) if unembedding_VD is None else unembedding_VD
         record = LossRecord(log_z_N, logits_NV, unembedding_VD)

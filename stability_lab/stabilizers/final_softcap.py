@@ -11,27 +11,10 @@ Seam: `logit_transform`. Fast path: any attention back-end. Papers: Gemma 2 (arX
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from stability_lab.numerics import soft_cap
+from stability_lab.numerics import Cap
 from stability_lab.seams import Seams, Site
-
-
-class FinalSoftCap(nn.Module):
-    """Elementwise cap * tanh(x / cap) in fp32 (fp64 stays)."""
-
-    cap: Tensor
-
-    def __init__(self, cap: float):
-        super().__init__()
-        self.register_buffer("cap", torch.tensor(float(cap)), persistent=False)
-
-    def forward(self, logits_BTV: Tensor) -> Tensor:
-        return soft_cap(logits_BTV, self.cap)
-
-    def extra_repr(self) -> str:
-        return f"cap={self.cap.item():g}"
 
 
 @dataclass(frozen=True)
@@ -52,4 +35,4 @@ class FinalSoftCapStabilizer:
         return seams.claim(self.name, logit_transform=self._module)
 
     def _module(self, site: Site) -> nn.Module:
-        return FinalSoftCap(self.cap)
+        return Cap(self.cap, site.fused)

@@ -38,7 +38,7 @@ class QKNorm(nn.Module):
 
     def __init__(self, site: Site, scope: str, norm: str, eps: float, affine: bool):
         super().__init__()
-        self.scope, self.norm, self.eps = scope, norm, eps
+        self.scope, self.norm, self.eps, self.fused = scope, norm, eps, site.fused
         k = site.head_dim
         q_width, k_width = (k, k) if scope == "head" else (site.n_heads * k, site.n_kv_heads * k)
         if norm == "l2":
@@ -53,7 +53,7 @@ class QKNorm(nn.Module):
     def _normalise(self, x_BTHK: Tensor, gain: Tensor | None) -> Tensor:
         x = fp32(x_BTHK if self.scope == "head" else x_BTHK.flatten(-2))
         if self.norm == "rms":
-            x = rms_norm(x, gain, self.eps)
+            x = rms_norm(x, gain, self.eps, self.fused)
         elif self.norm == "layer":
             x = F.layer_norm(x, x.shape[-1:], gain, None, self.eps)
         else:

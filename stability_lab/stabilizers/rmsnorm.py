@@ -21,9 +21,10 @@ class RMSNorm(nn.RMSNorm):
     """(..., D) -> (..., D); fp32 inside, the input's dtype outside."""
 
     eps: float
+    fused = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps, self.fused).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,6 @@ class RMSNormStabilizer:
         return seams.claim(self.name, norm=self._norm)
 
     def _norm(self, site: Site) -> nn.Module:
-        return RMSNorm(site.d_model, eps=self.eps, elementwise_affine=self.affine)
+        norm = RMSNorm(site.d_model, eps=self.eps, elementwise_affine=self.affine)
+        norm.fused = site.fused
+        return norm

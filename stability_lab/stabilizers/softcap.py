@@ -12,27 +12,19 @@ attention kernels have no cap. To tell the cap from the back-end, run the baseli
 Papers: Gemma 2 (arXiv:2408.00118), cap 50; Grok-1's released code, 30; Rybakov et al. (arXiv:2410.16682), 50.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stability_lab.numerics import fp32, soft_cap
+from stability_lab.numerics import Cap, fp32
 from stability_lab.seams import Seams
 
 
-class SoftCap(nn.Module):
-    """Elementwise cap * tanh(x / cap) in fp32 (fp64 stays)."""
-
-    cap: Tensor
-
-    def __init__(self, cap: float):
-        super().__init__()
-        self.register_buffer("cap", torch.tensor(float(cap)), persistent=False)
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return soft_cap(logits, self.cap)
+class SoftCap(Cap):
+    """The cap, with what the probe asks of it."""
 
     def slope(self, logits: Tensor) -> Tensor:
         return 1 - torch.tanh(fp32(logits) / self.cap).square()
@@ -40,9 +32,6 @@ class SoftCap(nn.Module):
     def regions(self, logits: Tensor) -> dict[str, Tensor]:
         size = logits.abs()
         return {"touched": size > self.cap / 2, "saturated": size > 2 * self.cap}
-
-    def extra_repr(self) -> str:
-        return f"cap={self.cap.item():g}"
 
 
 @dataclass(frozen=True)
@@ -63,5 +52,5 @@ class SoftCapStabilizer:
 
     def apply(self, seams: Seams) -> Seams:
         # All layers share one instance, so that FlexAttention is compiled once.
-        cap = SoftCap(self.cap)
-        return seams.claim(self.name, score_mod=lambda site: cap)
+        shared = functools.cache(lambda fused: SoftCap(self.cap, fused))
+        return seams.claim(self.name, score_mod=lambda site: shared(site.fused))

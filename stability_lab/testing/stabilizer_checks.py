@@ -171,10 +171,19 @@ def one_step_is_finite(candidate: Candidate) -> None:
 
 def explicit_attention_gives_the_same(candidate: Candidate) -> None:
     """The reference back-end, which forms every logit."""
-    expected = outcome(build_run(candidate.config("model.attention=explicit")))
+    _gives_the_same(candidate, "model.attention=explicit")
+
+
+def plain_operations_give_the_same(candidate: Candidate) -> None:
+    """Without any gradient that is written by hand."""
+    _gives_the_same(candidate, "model.implementation=reference")
+
+
+def _gives_the_same(candidate: Candidate, override: str) -> None:
+    expected = outcome(build_run(candidate.config(override)))
     for name, value in outcome(candidate.run).items():
         close = torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6)
-        _require(close, candidate, f"{name} is another one with model.attention=explicit")
+        _require(close, candidate, f"{name} is another one with {override}")
 
 
 def it_traces_as_one_graph(candidate: Candidate) -> None:
@@ -259,6 +268,7 @@ CHECKS: tuple[Callable[[Candidate], None], ...] = (
     one_step_is_finite,
     its_weights_survive_a_checkpoint,
     explicit_attention_gives_the_same,
+    plain_operations_give_the_same,
     it_goes_with_every_other_one_or_says_no,
     it_traces_as_one_graph,
 )

@@ -70,13 +70,17 @@ class AdamW:
     independent_weight_decay: float = option(1e-4, ge=0)
     decay_embeddings: bool = False
 
-    def build(self, model: nn.Module) -> Update:
+    def build(self, model: nn.Module, fused: bool = True) -> Update:
+        """Not `fused`: torch's own loop over the parameters, which leaves the same state."""
         decay = self.weight_decay
         if self.weight_decay_mode == "independent":
             decay = self.independent_weight_decay / self.lr
         groups = decay_groups(model, decay, self.decay_embeddings)
-        made = FusedAdamW(groups, self.lr, (self.beta1, self.beta2), self.eps)
-        return FusedUpdate([made], model, self.lr, ("step", "exp_avg", "exp_avg_sq"))
+        betas, fields = (self.beta1, self.beta2), ("step", "exp_avg", "exp_avg_sq")
+        if fused:
+            return FusedUpdate([FusedAdamW(groups, self.lr, betas, self.eps)], model, self.lr, fields)
+        made = torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, foreach=False)
+        return SnapshotUpdate([made], model, self.lr, fields)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.diagnostics.probe import watching
+from stability_lab.numerics import Cap
 from stability_lab.seams import Seams, Site
-from stability_lab.stabilizers.final_softcap import FinalSoftCap, FinalSoftCapStabilizer
+from stability_lab.stabilizers.final_softcap import FinalSoftCapStabilizer
 from stability_lab.stabilizers.softcap import SoftCap, SoftCapStabilizer
 from stability_lab.training.loop import Run
 
@@ -31,14 +32,14 @@ def logits_without_the_cap(run: Run) -> Tensor:
 @pytest.mark.parametrize(("logit", "value"), [(10, 9.6453821259), (30, 22.8478246787), (100, 29.9237390242)])
 def test_published_values(logit, value):
     x = torch.tensor([logit, -logit], dtype=torch.float64, requires_grad=True)
-    y = FinalSoftCap(30.0).double()(x)
+    y = Cap(30.0).double()(x)
     assert y.tolist() == pytest.approx([value, -value], abs=1e-9)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.tolist() == pytest.approx([1 - math.tanh(logit / 30) ** 2] * 2, rel=1e-12)
 
 
 def test_low_precision_is_capped_in_fp32():
-    y = FinalSoftCap(30.0)(torch.tensor([100.0], dtype=torch.bfloat16))
+    y = Cap(30.0)(torch.tensor([100.0], dtype=torch.bfloat16))
     assert y.dtype == torch.float32
     assert y.item() == pytest.approx(29.9237390, abs=1e-5)
 
@@ -130,4 +131,4 @@ def test_equals_gemma2():
         config.final_logit_softcapping = None
         plain = theirs(tokens).logits
     assert plain.abs().max() > 2
-    torch.testing.assert_close(FinalSoftCap(2.0)(plain), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(Cap(2.0)(plain), expected, rtol=1e-6, atol=1e-6)
