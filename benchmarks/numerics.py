@@ -1,4 +1,8 @@
-"""Forward and backward of single operations against torch's own or the obvious way, fp32 on CPU."""
+"""CPU time of forward and backward of single operations in fp32, of the formula's and torch's own against ours."""
+
+import argparse
+import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -6,51 +10,63 @@ from timing import interleaved, ratio
 from torch import Tensor
 
 from stability_lab.model.rope import rope_table, rotate
-from stability_lab.numerics import rms_norm
+from stability_lab.numerics import Cap, rms_norm
 from stability_lab.objective.loss import language_model_loss
+from stability_lab.seams import LossTerm
 from stability_lab.stabilizers.zloss import SquaredLogZ
 
 
-def obvious_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    a, b, c, s = x[..., :half], x[..., half:], cos[..., :half], sin[..., half:]
-    return torch.cat((a * c - b * s, b * c + a * s), -1)
-
-
 def main() -> None:
-    torch.set_num_threads(2)
-    x = torch.randn(16, 256, 8, 32, requires_grad=True)
-    gain, grad = torch.ones(32, requires_grad=True), torch.randn(16, 256, 8, 32)
-    cos, sin = rope_table(256, 32, 10_000.0)
-    logits, targets = torch.randn(2048, 4096, requires_grad=True), torch.randint(4096, (2048,))
-    inv_n = torch.tensor(1 / 2048)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=31)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
 
-    def naive_z_loss() -> None:
-        z = logits.logsumexp(-1)
-        (F.cross_entropy(logits, targets) + 1e-4 * z.square().mean()).backward()
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
 
-    def our_z_loss() -> None:
-        language_model_loss(logits, targets, inv_n, [SquaredLogZ(1e-4)]).objective.backward()
+    def both_ways(function: Callable[..., Tensor], *inputs: Tensor, grad: Tensor | None = None) -> Callable[[], object]:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
 
+    x, gain, bias, grad = random(16, 128, 128), random(128), random(128), random(16, 128, 128)
+    heads, grad_heads = random(16, 128, 4, 32), random(16, 4, 128, 32).transpose(1, 2)
+    cos, sin = rope_table(128, 32, 10_000.0)
+    scores, grad_scores = random(16, 4, 128, 128), random(16, 4, 128, 128)
+    logits, targets = random(2048, 4096), torch.randint(4096, (2048,), generator=generator)
+    inv_n, z_loss = torch.tensor(1 / 2048), SquaredLogZ(1e-4)
+
+    def loss(fused: bool, *terms: LossTerm) -> Callable[[], object]:
+        return both_ways(lambda z: language_model_loss(z, targets, inv_n, terms, None, fused).objective, logits)
+
+    def capped(fused: bool) -> Callable[[], object]:
+        return both_ways(Cap(30.0, fused), scores, grad=grad_scores)
+
+    def normalised(fused: bool) -> Callable[[], object]:
+        return both_ways(lambda x, gain: rms_norm(x, gain, 1e-6, fused), x, gain, grad=grad)
+
+    def rotated(fused: bool) -> Callable[[], object]:
+        return both_ways(lambda x: rotate(x, cos, sin, fused), heads, grad=grad_heads)
+
+    layer_norm = both_ways(lambda x, gain, bias: F.layer_norm(x, (128,), gain, bias), x, gain, bias, grad=grad)
+    torch_rms_norm = both_ways(lambda x, gain: F.rms_norm(x, (128,), gain, 1e-6), x, gain, grad=grad)
+    cross_entropy = both_ways(lambda z: F.cross_entropy(z, targets), logits)
     pairs = {
-        "rms_norm": (
-            lambda: F.rms_norm(x, (32,), gain, 1e-6).backward(grad),
-            lambda: rms_norm(x, gain, 1e-6).backward(grad),
+        "soft-cap": (capped(True), {"formula": capped(False)}),
+        "RMSNorm": (
+            normalised(True),
+            {"formula": normalised(False), "F.rms_norm": torch_rms_norm, "F.layer_norm": layer_norm},
         ),
-        "rotate": (
-            lambda: obvious_rotate(x, cos, sin).backward(grad),
-            lambda: rotate(x, cos, sin).backward(grad),
-        ),
-        "cross-entropy": (
-            lambda: F.cross_entropy(logits, targets).backward(),
-            lambda: language_model_loss(logits, targets, inv_n).objective.backward(),
-        ),
-        "cross-entropy + z-loss": (naive_z_loss, our_z_loss),
+        "RoPE": (rotated(True), {"formula": rotated(False)}),
+        "cross-entropy": (loss(True), {"formula": loss(False), "F.cross_entropy": cross_entropy}),
+        "with z-loss": (loss(True, z_loss), {"formula": loss(False, z_loss)}),
     }
-    for name, (reference, ours) in pairs.items():
-        seconds = interleaved({"reference": reference, "ours": ours}, rounds=31)
-        middle, low, high = ratio(seconds["reference"], seconds["ours"])
-        print(f"{name:<24} {middle:.2f}x ({low:.2f} to {high:.2f})")
+    for name, (ours, others) in pairs.items():
+        seconds = interleaved({"ours": ours, **others}, args.rounds, clock=time.process_time)
+        for other in others:
+            middle, low, high = ratio(seconds[other], seconds["ours"])
+            print(f"{name:<14} {other:<16} {middle:.2f} of ours ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

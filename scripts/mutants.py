@@ -28,7 +28,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "stabilizers/qknorm.py",
-        "x = rms_norm(x, gain, self.eps)",
+        "x = rms_norm(x, gain, self.eps, self.fused)",
         "x = x * 1",
         "stabilizers/test_qknorm.py::test_published_example",
     ),
@@ -46,8 +46,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "numerics.py",
-        "cap * torch.tanh(fp32(x) / cap)",
-        "torch.clamp(fp32(x), -cap, cap)",
+        "torch.sigmoid(x * (2 / cap)).mul_(2 * cap).sub_(cap)",
+        "torch.clamp(x, -cap, cap)",
         "stabilizers/test_final_softcap.py::test_published_values",
     ),
     Replacement(

@@ -229,7 +229,7 @@ def build_step(config: TrainConfig, model: GPT) -> TrainStep:
 def _build_update(config: TrainConfig, model: GPT) -> Update:
     options = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
     if isinstance(options, AdamW):
-        return options.build(model, model.fused)
+        return AdamW.build(options, model, model.fused)
     return options.build(model)
 
 

@@ -52,6 +52,7 @@ FACTS = (
     _Fact("evaluation windows", "data.validation", (LOSS,), unpairs=True),
     _Fact("precision", "precision", (LOSS, COST)),
     _Fact("compile", "compile", (LOSS, COST)),
+    _Fact("implementation", "implementation", (COST,)),
     _Fact("attention back-end", "attention.backend", (COST,)),
     _Fact("threads", "threads", (COST,)),
     _Fact("device", "device", (LOSS, COST)),

@@ -90,7 +90,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        return _rotated(grad, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, -1), None, None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:

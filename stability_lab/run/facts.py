@@ -38,6 +38,7 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
         "threads": torch.get_num_threads(),
         "precision": trainer.precision,
         "compile": trainer.compile,
+        "implementation": run.config.model.implementation,
         "deterministic": trainer.deterministic,
         "parameters": parameter_counts(run.model),
         "training_bytes": training_bytes(run.config, run.model),

@@ -166,6 +166,7 @@ def machine(run: Run) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "compile": run.config.trainer.compile,
+        "implementation": run.config.model.implementation,
         "deterministic": run.config.trainer.deterministic,
         "attention": run.model.backend.name,
     }

@@ -57,6 +57,7 @@ def write_run(
         "training_bytes": 16_000_000,
         "precision": "fp32",
         "compile": "off",
+        "implementation": "fused",
         "attention": {"backend": "sdpa"},
         "data": {
             "fingerprint": "d" * 64,

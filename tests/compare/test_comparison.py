@@ -275,6 +275,7 @@ MISMATCHES = {
     "shared initial weights": {"init": {"embed.weight": "other"}},
     "precision": {"precision": "bf16"},
     "compile": {"compile": "full"},
+    "implementation": {"implementation": "reference"},
     "attention back-end": {"attention": {"backend": "explicit"}},
     "threads": {"threads": 1},
     "device": {"device": "NVIDIA H200"},
