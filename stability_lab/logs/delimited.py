@@ -59,8 +59,11 @@ def _delimiter(line: str) -> str:
 def _is_table(header: str, delimiter: str, text: TextIO) -> bool:
     """Whether at least half of the next rows hold a number in a cell of its own, and as many words as the header.
 
-    Looked for in what follows next, and left to be read. A row between other signs than blanks may be shorter.
+    Looked for in what follows next, and left to be read. A row between other signs than blanks may be shorter. Words
+    and numbers between blanks are a sentence and no header.
     """
+    if delimiter == " " and not _is_data(header) and any(step_number(word) is not None for word in header.split()):
+        return False
     begin = text.tell()
     text.readline()
     rows = [_cells(line, delimiter) for line in islice(iter(text.readline, ""), _ROWS) if line.strip()]

@@ -15,7 +15,9 @@ from typing import Any
 Row = dict[str, Any]
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?))"
-_NAMED_VALUE = re.compile(r"\s{2,}[A-Za-z][^=\n]*=\S+\s*")
+_NAMED_VALUE = re.compile(r"\s{2,}[A-Za-z][^=\n]*=\S+\s*|\s{2,}Train [^:\n]+: \S+\s*")
+# The head of an epoch that Keras prints above its progress bar, and a state of that bar.
+_KERAS_EPOCH, _KERAS_BAR = re.compile(r"Epoch \d+/\d+\s*"), re.compile(r"\s*\d+/\d+ .*")
 _WORD = re.compile(r"[A-Za-z]{2}")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Lines in which a format is looked for: some logs begin with the program that wrote them.
@@ -85,6 +87,22 @@ def _named_values(match: re.Match[str]) -> Row | None:
     """The pairs `name=value` of the lines that follow a step."""
     pairs = (pair.partition("=") for pair in match["rest"].split("\n"))
     return {"step": match["step"]} | {name.strip(): value.replace(",", "") for name, equals, value in pairs if equals}
+
+
+def _composer(match: re.Match[str]) -> Row:
+    """The pairs `Train name: value` of the lines that follow a batch."""
+    return _groups(match) | dict(re.findall(r"Train ([^:\n]+): (\S+)", match["rest"]))
+
+
+def _in_epochs(match: re.Match[str]) -> Row:
+    """The pairs `name: value` of a line that counts epochs from 1, and in each of them up to a total."""
+    epoch, at, total = (int(match[name] or 1) for name in ("epoch", "at", "total"))
+    pairs = re.findall(rf"([A-Za-z][\w./-]*): ({_NUMBER})(?=[,\s]|$)", match["rest"])
+    return {"step": (epoch - 1) * total + at, **dict(pairs)}
+
+
+def _keras(match: re.Match[str]) -> Row:
+    return {"epoch": match["epoch"], **dict(re.findall(rf" - (\w+): ({_NUMBER})", match["rest"]))}
 
 
 def _fairseq(match: re.Match[str]) -> Row | None:
@@ -172,6 +190,38 @@ FORMATS = (
         re.compile(r"^Epoch (?P<epoch>\d+): .*?\| *(?P<at>\d+)/(?P<total>\d+) \[(?P<rest>.*)\]"),
         _progress,
     ),
+    Printed(
+        "printed log of Composer",
+        re.compile(r"^(?:\[epoch=(?P<epoch>\d+)\])?\[batch=(?P<step>\d+)/\d+\]:\n(?P<rest>(?:.|\n)*)"),
+        _composer,
+    ),
+    Printed(
+        "printed log of LitGPT",
+        re.compile(
+            rf"\| iter (?P<iter>\d+) step \d+ \| loss train: (?P<loss>{_NUMBER})(?:, val: (?P<val_loss>{_NUMBER}))?"
+        ),
+        _groups,
+    ),
+    Printed(
+        "printed log of OpenMMLab",
+        re.compile(
+            r"\b(?:Epoch(?:\(train\))? *\[(?P<epoch>\d+)\]|Iter\(train\) *)\[ *(?P<at>\d+)/ *(?P<total>\d+)\]"
+            r"(?P<rest>.*)"
+        ),
+        _in_epochs,
+    ),
+    Printed(
+        "printed log of PyTorch's examples",
+        re.compile(r"^Train Epoch: (?P<epoch>\d+) \[(?P<at>\d+)/(?P<total>\d+) \(\d+%\)\](?P<rest>.*)"),
+        _in_epochs,
+        "It counts samples: a step is a sample here.",
+    ),
+    Printed(
+        "printed log of Keras",
+        re.compile(r"^Epoch (?P<epoch>\d+)/\d+\s*\n\s*(?P<all>\d+)/(?P=all) (?P<rest>.* - loss: .*)"),
+        _keras,
+        "Keras prints the mean of an epoch.",
+    ),
 )
 
 
@@ -179,8 +229,9 @@ FORMATS = (
 _ANY = Printed(
     "printed lines of steps and losses",
     re.compile(
-        r"(?i)(?:\bepoch\b[\s:=#\[(]*(?P<epoch>\d+)\b.{0,60}?)?\b(?:global[_ ]?step|steps?|iter|iteration)\b[\s:=#\[(]*"
-        r"(?P<step>\d+)\b(?P<rest>.*loss.*)"
+        r"(?i)^(?=(?P<rest>.*loss.*)).*?(?:\bepoch\b[\s:=#\[(]*(?P<epoch>\d+)\b.{0,60}?)?"
+        r"\b(?:global[_ ]?step|steps?|iter|iteration)\b[\s:=#\[(]*"
+        r"(?P<step>\d+)\b"
     ),
     _any_line,
 )
@@ -211,7 +262,7 @@ def printed_rows(path: Path, encoding: str, kind: Printed) -> Iterator[Row]:
 def _lines(path: Path, encoding: str) -> Iterator[str]:
     """The begins of lines, without colours; a progress bar writes its states into one line, between carriage returns.
 
-    Indented lines `name=value` belong to the line before them.
+    Indented lines `name=value` belong to the line before them, and so does the last state of Keras' bar.
     """
     whole = ""
     with path.open(encoding=encoding, errors="replace", newline="\n") as text:
@@ -222,6 +273,10 @@ def _lines(path: Path, encoding: str) -> Iterator[str]:
                 bare = _COLOURS.sub("", part[:_LONGEST].rstrip("\n"))
                 if whole and _NAMED_VALUE.fullmatch(bare):
                     whole += "\n" + bare
+                    continue
+                head = whole.partition("\n")[0]
+                if _KERAS_EPOCH.fullmatch(head) and _KERAS_BAR.fullmatch(bare):
+                    whole = f"{head}\n{bare}"
                     continue
                 if whole:
                     yield whole

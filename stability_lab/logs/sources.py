@@ -36,8 +36,8 @@ TRAINER_STATE = "trainer_state.json of transformers"
 TENSORBOARD_CHART = "CSV of a TensorBoard chart"
 KNOWN = (
     "a run's folder, CSV, JSONL, a printed log (nanoGPT, llm.c, modded-nanogpt, Megatron, torchtitan, OLMo, fairseq, "
-    "transformers, Lightning, or lines such as 'step 10: loss 2.5, lr 0.001'), trainer_state.json of transformers, "
-    "Parquet, TensorBoard event files or an offline .wandb run"
+    "transformers, Lightning, Composer, LitGPT, OpenMMLab, Keras, or lines such as 'step 10: loss 2.5, lr 0.001'), "
+    "trainer_state.json of transformers, Parquet, TensorBoard event files or an offline .wandb run"
 )
 
 
@@ -211,12 +211,11 @@ def _read(path: Path) -> Source:
     if (kind := recognised(path, encoding)) is not None:
         notes = [] if kind.note is None else [kind.note]
         return Source(path, kind.name, _table(printed_rows(path, encoding, kind)), notes)
-    if text[0] in "{[":
-        return _json(path, encoding)
-    if (read := read_table(path, encoding)) is None:
-        begin = shown(text.splitlines()[0][:_BEGIN])
+    if text[0] in "{[" or (read := read_table(path, encoding)) is None:
+        begin = text.splitlines()[0][:_BEGIN]
         raise ConfigError(
-            f"{shown(path)} is no table and no printed log of a known form, it begins {begin!r}: give {KNOWN}"
+            f"{shown(path)} is no table and no printed log of a known form, it begins '{shown(begin)}', and no line "
+            f"names a step and a loss that can be read: give {KNOWN}"
         )
     return _chart(path, *read)
 

@@ -40,6 +40,39 @@ iter 10: loss 3.1456, time 12.1ms, mfu 12.00%
 saving checkpoint to out
 iter 20: loss nan, time 12.1ms, mfu 12.00%
 """
+COMPOSER = """[batch=1/60]:
+\t Train time/batch: 0
+\t Train loss/train/total: 9.5000
+\t Train metrics/train/LanguageCrossEntropy: 9.5000
+[batch=2/60]:
+\t Train time/batch: 1
+\t Train loss/train/total: 9.2500
+[Eval batch=1/5] Eval on eval data:
+"""
+LITGPT = """Epoch 1 | iter 4 step 1 | loss train: 9.500, val: n/a | iter time: 100.0 ms (step)
+Epoch 1 | iter 8 step 2 | loss train: 9.250, val: 9.700 | iter time: 100.0 ms (step)
+"""
+MMDET = """2021-01-01 00:00:00,000 - mmdet - INFO - Epoch [1][1/20]\tlr: 1.0e-02, eta: 1:00:00, loss_cls: 0.1, loss: 7.5, grad_norm: 2.2
+2021-01-01 00:00:00,000 - mmdet - INFO - Epoch [1][20/20]\tlr: 1.0e-02, eta: 1:00:00, loss_cls: 0.1, loss: 7.25, grad_norm: 2.1
+2021-01-01 00:00:00,000 - mmdet - INFO - Epoch(val) [1][20]\tbbox_mAP: 0.1
+2021-01-01 00:00:00,000 - mmdet - INFO - Epoch [2][1/20]\tlr: 1.0e-02, eta: 1:00:00, loss_cls: 0.1, loss: 7.0, grad_norm: 2.0
+"""
+MMENGINE = """01/01 00:00:00 - mmengine - INFO - Epoch(train)  [1][  50/1000]  lr: 1.0e-02  eta: 1:00:00  loss: 7.5  loss_cls: 0.1
+01/01 00:00:00 - mmengine - INFO - Epoch(train)  [2][  50/1000]  lr: 1.0e-02  eta: 1:00:00  loss: 7.25  loss_cls: 0.1
+"""
+TORCH_EXAMPLE = """Train Epoch: 1 [0/1280 (0%)]\tLoss: 2.250000
+Train Epoch: 1 [640/1280 (50%)]\tLoss: 2.000000
+Test set: Average loss: 0.1, Accuracy: 1/2 (50%)
+Train Epoch: 2 [0/1280 (0%)]\tLoss: nan
+"""
+KERAS = """Epoch 1/3
+ 50/100 [=====>......] - ETA: 1s - loss: 9.9000 - accuracy: 0.4
+100/100 [============] - 1s 10ms/step - loss: 9.5000 - accuracy: 0.5 - val_loss: 9.9000
+Epoch 2/3
+1/100 ━ 1s 1s/step - accuracy: 0.5 - loss: 9.9\r100/100 ━━ 1s 10ms/step - accuracy: 0.5 - loss: 9.2500
+Epoch 3/3
+ 50/100 [=====>......] - ETA: 1s - loss: 8.0000 - accuracy: 0.4
+"""
 LLM_C = """s:0 tel:11.0092
 s:1 trl:11.0091 lr:0.000001 norm:15.37
 s:2 trl:10.9 lr:0.000002 norm:15.2
@@ -150,6 +183,19 @@ OLMO = """[2024-04-17 09:42:26] INFO     [olmo.train:816, rank=0] [step=1/739328
         (TITAN, "torchtitan", [1, 10], [12.2721, 11.2]),
         (TRANSFORMERS, "transformers", [1, 2], [2.5, 2.25]),
         (LIGHTNING, "Lightning", [1, 2, 3], [2.5, 2.25, 2.0]),
+        (COMPOSER, "Composer", [1, 2], [9.5, 9.25]),
+        (LITGPT, "LitGPT", [4, 8], [9.5, 9.25]),
+        (MMDET, "OpenMMLab", [1, 20, 21], [7.5, 7.25, 7.0]),
+        (MMENGINE, "OpenMMLab", [50, 1050], [7.5, 7.25]),
+        (
+            "- mmengine - INFO - Iter(train) [  50/9000]  lr: 1.0e-02  eta: 1:00:00  loss: 7.5\n",
+            "OpenMMLab",
+            [50],
+            [7.5],
+        ),
+        (TORCH_EXAMPLE, "PyTorch's examples", [0, 640, 1280], [2.25, 2.0, math.nan]),
+        (KERAS, "Keras", [1, 2], [9.5, 9.25]),
+        ("loss=9.5 at step 1\nloss=9.25 at step 2\n", "steps and losses", [1, 2], [9.5, 9.25]),
     ],
 )
 def test_printed_logs(text: str, kind: str, steps: list[int], values: list[float], tmp_path: Path) -> None:
@@ -224,6 +270,33 @@ def test_what_is_no_log_says_how_it_begins(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no table and no printed log of a known form, it begins '") as caught:
         read(tmp_path, text)
     assert text.splitlines()[0] in str(caught.value)
+    assert "and no line names a step and a loss that can be read: give a run's folder" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        (
+            "[2023-01-01 00:00:00,000] [INFO] step=1, lr=[1e-4], mom=[[0.9, 0.95]]\n" * 9,
+            "[2023-01-01 00:00:00,000] [INFO]",
+        ),
+        ("step 1k: loss 9.8\nstep 2k: loss 9.7\nstep 3k: loss 9.6\n", "step 1k: loss 9.8'"),
+        ("Round 1\tobjective 2.5\nRound 2\tobjective 2.4\nend\n", "Round 1\\tobjective 2.5'"),
+    ],
+)
+def test_a_printed_log_of_no_known_form_is_neither_a_table_nor_json(text: str, begin: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert f"is no table and no printed log of a known form, it begins '{begin}" in str(caught.value)
+
+
+def test_ranks_that_print_into_one_file_are_no_columns(tmp_path: Path) -> None:
+    lines = [f"[rank{rank}]:[titan] INFO - step: {i}  loss: {9 + rank}\n" for i in range(1, 9) for rank in range(4)]
+    with pytest.raises(
+        ConfigError, match=r"8 of 8 steps have several.* lines of one run, and of one rank, alone"
+    ) as caught:
+        read(tmp_path, "".join(lines))
+    assert "COLUMN" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
