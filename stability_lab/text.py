@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
 import re
 import shlex
@@ -23,6 +24,8 @@ _NARROWEST, _NARROWEST_COLUMN = 40, 8
 _COMFORT = 48  # a column of words is read well at this width
 _GAP = "  "
 _WORD = re.compile(r"\[[^\[\]]{1,40}\]|\S+")  # an interval is one word
+_PART = re.compile(r"(?<=[_/])(?=[^\W_])|(?<=[^\W_]-)(?=[^\W\d_])")  # where a long word is broken
+_LONGEST_PART = 16  # a longer part of a word may be broken anywhere
 # Spellings of C's runtime library on Windows; its indefinite value is a NaN.
 _INFINITE = re.compile(r"([+-]?)1\.#INF0*", re.IGNORECASE)
 _NAN = re.compile(r"[+-]?(1\.#(IND|QNAN|SNAN)0*|nan\([a-z0-9_]*\))", re.IGNORECASE)
@@ -208,8 +211,13 @@ def _laid_out(rows: Sequence[Sequence[str]], width: int | None, headers: int = 0
     if width is not None and _total(sizes) > width:
         words = [[" " * _longest_word(cell) for cell in row] for row in cells[:headers]]
         sizes = _sizes([*words, *cells[headers:]], n)
-        while _total(sizes) > width and max(sizes) > _NARROWEST_COLUMN:
-            sizes[sizes.index(max(sizes))] -= 1
+        floors = [
+            max(_NARROWEST_COLUMN, size) for size in _sizes([[_longest_part(c) for c in row] for row in cells], n)
+        ]
+        # A column that gives way breaks no word as long as another can.
+        for least in (floors, [_NARROWEST_COLUMN] * n):
+            while _total(sizes) > width and any(map(operator.gt, sizes, least)):
+                sizes[max(range(n), key=lambda i: (sizes[i] > least[i], sizes[i]))] -= 1
     return [_lines_of(row, sizes, width) for row in cells]
 
 
@@ -234,7 +242,8 @@ def _lines_of(row: Sequence[str], sizes: Sequence[int], width: int | None) -> li
 
 
 def _wrapped(cell: str, width: int | None) -> list[str]:
-    """A cell in lines of at most `width` columns. An interval stays in one; a longer word does not."""
+    """A cell in lines of at most `width` columns. An interval stays in one; a longer word is broken, at a sign if it
+    has one."""
     if width is None or _width(cell) <= width:
         return [cell]
     lines = [""]
@@ -243,15 +252,24 @@ def _wrapped(cell: str, width: int | None) -> list[str]:
             lines[-1] += f" {word}"
             continue
         lines.append("")
-        for c in word:
-            if _width(lines[-1] + c) > width:
+        for part in _PART.split(word):
+            if lines[-1] and _width(lines[-1] + part) > width:
                 lines.append("")
-            lines[-1] += c
+            for c in part:
+                if _width(lines[-1] + c) > width:
+                    lines.append("")
+                lines[-1] += c
     return lines[1:]
 
 
 def _longest_word(cell: str) -> int:
     return max(map(_width, cell.split()), default=0)
+
+
+def _longest_part(cell: str) -> str:
+    """As many blanks as the longest part of a word in it takes that should not be broken."""
+    parts = (_width(part) for word in cell.split() for part in _PART.split(word))
+    return " " * max((size for size in parts if size <= _LONGEST_PART), default=0)
 
 
 def _width(text: str) -> int:

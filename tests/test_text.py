@@ -152,6 +152,24 @@ def test_a_narrow_terminal_wraps_headers_then_leaves_columns_out_then_wraps_cell
     ]
 
 
+def test_a_word_is_broken_at_a_sign_or_not_at_all_while_another_column_can_give_way() -> None:
+    rows = (("grad_norm", "olmo_core", "1e-05", "2 of 300 that were looked at"),)
+    table = Table("", ("signal", "definition", "threshold", "spikes"), rows)
+    assert text_table(table, 42).split("\n") == [
+        "signal    definition  threshold  spikes",
+        "-" * 42,
+        "grad_     olmo_core   1e-05      2 of 300",
+        "norm                             that were",
+        "                                 looked at",
+    ]
+    long = Table("", ("run", "what"), (("gpt-pico/lr_0003-seed_1", "a sentence of words"),))
+    assert text_table(long, 22).split("\n")[2:] == [
+        "gpt-pico/   a sentence",
+        "lr_0003-    of words",
+        "seed_1",
+    ]
+
+
 @pytest.mark.parametrize("width", [40, 57, 80, 120])
 def test_no_line_is_longer_than_the_terminal(width: int) -> None:
     cells = ("日本語の実験" * 9, "outputs/" + "x" * 70, "1.771 ± 0.012", "a sentence of some words " * 5)
