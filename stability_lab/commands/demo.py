@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.config import ConfigError, Parser
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"demo {' '.join(names)}: takes one name")
     name = names[0] if names else BEST
     if name not in known:
-        raise ConfigError(f"demo {name}: {did_you_mean(name, known)}")
+        raise ConfigError(f"demo {name}: no stressor of this name has a rescue to show: {did_you_mean(name, known)}")
     stressor, words = known[name], [word for word in args.words if "=" in word]
     print(f"{name}: {stressor.summary}", flush=True)
     command = ["-m", *stressor.words, f"+stressor={name}", f"+stabilizer=none,{stressor.rescue}", "tracking=local"]
@@ -53,7 +54,7 @@ def _parser(known: Mapping[str, Stressor]) -> Parser:
         "the first run fails. Ends with a picture of both and three sentences. NAME is one of: "
         f"{', '.join(known)} (default: {BEST}).",
     )
-    parser.add_argument("words", nargs="*", metavar="[NAME] [key=value ...]", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", metavar="NAME, key=value", help="the demonstration; keys as for train")
     return parser
 
 
@@ -61,10 +62,14 @@ def _train(stressor: Stressor, words: list[str]) -> int:
     from stability_lab.command_line import read_command_line
     from stability_lab.commands import train
     from stability_lab.compose import compose_jobs
+    from stability_lab.run.workers import of_a_sweep, workers_of
 
-    config = compose_jobs(read_command_line(words))[0].config
+    composed = compose_jobs(read_command_line(words))
+    config = composed[0].config
     folder = Path(config.output_dir) / str(config.group)
-    with _live(folder, config.trainer.max_steps):
+    # One run after the other has a bar of its own on a terminal.
+    has_bar = workers_of(of_a_sweep(composed)) == 1 and sys.stderr.isatty()
+    with nullcontext() if has_bar else _live(folder, config.trainer.max_steps):
         code = train.main(words, ends=False)
     if code in (EXIT_CODES[CTRL_C], EXIT_CODES[SIGTERM]):
         return code
@@ -136,14 +141,18 @@ def _loss(run: RunRecord) -> str:
 def _live(folder: Path, steps: int) -> Iterator[None]:
     """Say meanwhile how far the runs are: in one line that changes on a terminal, in a line every few seconds else."""
     over, terminal, began = threading.Event(), sys.stdout.isatty(), time.time()
+    line = tqdm(bar_format="{desc}", leave=False, file=sys.stdout) if terminal else None
 
     def watch() -> None:
         while not over.wait(_LOOK_EVERY_S if terminal else _LINE_EVERY_S):
             files = sorted(folder.glob("*/metrics.jsonl"))
-            told = [text for file in files if file.stat().st_mtime >= began and (text := _state(file, steps))]
-            if told:
-                line = "  |  ".join(told)
-                print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", flush=True)
+            told = "  |  ".join(
+                text for file in files if file.stat().st_mtime >= began and (text := _state(file, steps))
+            )
+            if line is not None:
+                line.set_description_str(told)
+            elif told:
+                print(told, flush=True)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -152,7 +161,8 @@ def _live(folder: Path, steps: int) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
-        print(end="\r\x1b[K" if terminal else "", flush=True)
+        if line is not None:
+            line.close()
 
 
 def _state(file: Path, steps: int) -> str:
@@ -160,5 +170,5 @@ def _state(file: Path, steps: int) -> str:
     with suppress(OSError, ValueError, KeyError, IndexError):
         row = json.loads(read_text(file).splitlines()[-1])
         arm = file.parent.name.split("_")[0]
-        return f"{arm} step {row['step']}/{steps} loss {row[_LOSS]:.3f} gnorm {row[_NORM]:.2g}"
+        return f"{arm} {row['step']}/{steps} loss {row[_LOSS]:.3f} gnorm {row[_NORM]:.2g}"
     return ""

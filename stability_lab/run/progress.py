@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ class Progress:
         self.next_line = 0.0
         self.bar = (
             tqdm(total=max_steps, initial=done, desc=name, dynamic_ncols=True, leave=False, bar_format=_LAYOUTS[0])
-            if sys.stderr.isatty()
+            if sys.stderr.isatty() and "TQDM_DISABLE" not in os.environ  # tqdm reads it once, when it is imported
             else None
         )
 

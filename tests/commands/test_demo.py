@@ -17,7 +17,7 @@ from stability_lab.stressors.symptom import stressor
 def test_a_name_that_is_no_demonstration_gets_one_sentence(run_command: Callable[..., Any], here: Path) -> None:
     shown = run_command("demo", "attention_grwth")
     assert shown.code == 2
-    assert shown.err == f"error: demo attention_grwth: did you mean {BEST}?\n"
+    assert shown.err.endswith(f": did you mean {BEST}?\n")
     shown = run_command("demo", "xyz")
     assert (shown.code, BEST in shown.err, shown.err.count("\n")) == (2, True, 1)
     assert "takes one name" in run_command("demo", BEST, "no_clip").err

@@ -57,6 +57,12 @@ def test_the_bar_shows_loss_val_and_gradient_norm_first_and_no_line_is_glued_to_
     assert bars[-1].rstrip() == "qknorm 0.003 s0 |##########| 300/300, loss 4.321 val 4.500 gnorm 0.52"
 
 
+def test_a_worker_of_a_sweep_draws_no_bar_beside_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TQDM_DISABLE", "1")  # as `set_up_worker` leaves it
+    assert Progress(300, "qknorm 0.003 s0").bar is None
+
+
 def test_lines_elsewhere_hold_the_same_numbers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
