@@ -102,10 +102,11 @@ class Attention(nn.Module):
 
 def logit_bound(q_BTHK: Tensor, k_BTGK: Tensor, scale: float) -> Tensor:
     """max over heads of scale * max|q| * max|k|: no logit of the layer is larger (Cauchy-Schwarz). O(B T D)."""
-    q_H = fp32(q_BTHK).square().sum(-1).amax((0, 1))
-    k_G = fp32(k_BTGK).square().sum(-1).amax((0, 1))
+    dtype = torch.promote_types(q_BTHK.dtype, torch.float32)
+    q_H = torch.linalg.vector_norm(q_BTHK, dim=-1, dtype=dtype).amax((0, 1))
+    k_G = torch.linalg.vector_norm(k_BTGK, dim=-1, dtype=dtype).amax((0, 1))
     k_H = k_G if len(k_G) == len(q_H) else k_G.repeat_interleave(len(q_H) // len(k_G))
-    return scale * (q_H * k_H).amax().sqrt()
+    return scale * (q_H * k_H).amax()
 
 
 def explicit_attention(
