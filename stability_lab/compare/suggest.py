@@ -114,6 +114,8 @@ def _further(run: RunRecord) -> tuple[str, ...]:
         if key not in (STABILIZER, LR) and in_suggestion(key):
             chosen.pop(key, None)
             chosen[key] = f"{key}{equals}{value}"
+    if chosen.get("trainer.threads") == "trainer.threads=1":
+        del chosen["trainer.threads"]  # a sweep's own
     return tuple(sorted(chosen.values()))
 
 

@@ -40,7 +40,8 @@ def _optimum(summary: Mapping[str, Any]) -> dict[str, str]:
 def _spikes(summary: Mapping[str, Any]) -> str:
     """The judge's events, of which the verdict speaks, and beside them the score by OLMo-core's rule, which is another
     definition of a spike; by the robust one where the run is too short for that."""
-    events = f"{summary['events'].get('grad_norm_spike', 0)} events"
+    count = summary["events"].get("grad_norm_spike", 0)
+    events = "1 event" if count == 1 else f"{count} events"
     scores = summary["scores"].get("grad_norm", {})
     for name in ("olmo_core", "robust"):
         score = scores.get(name)

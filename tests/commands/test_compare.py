@@ -113,7 +113,8 @@ def test_the_next_commands_are_ones_that_train_takes(sweep: Path, capsys) -> Non
     from stability_lab.compose import compose_jobs
 
     made = out(capsys, str(sweep), "--suggest")
-    (line,) = [line for line in made.splitlines() if "stability_lab train -m" in line]
+    (line,) = [line for line in made.splitlines() if line.startswith("  python -m stability_lab train -m")]
+    assert "trainer.threads" not in line
     import shlex
 
     words = shlex.split(line)[4:]

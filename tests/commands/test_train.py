@@ -560,7 +560,8 @@ def test_a_value_of_another_job_is_one_notice(here: Path, tiny_overrides: tuple[
     # The baseline is the same run in every sweep, so nothing that it does not have may enter its fingerprint.
     assert read(none / "manifest.json")["notices"] == [notices[0].removeprefix("notice: ")]
     assert read(zloss / "manifest.json")["notices"] == []
-    (baseline,) = compose_jobs(read_command_line([*tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0"]))
+    alone = [*tiny_overrides, "trainer.max_steps=1", "schedule.warmup_steps=0", "trainer.threads=1"]
+    (baseline,) = compose_jobs(read_command_line(alone))
     assert read(none / "manifest.json")["fingerprint"] == fingerprint(baseline.plain, __version__)
 
 

@@ -176,7 +176,7 @@ def ended(folder: Path) -> list[dict[str, Any]]:
 def test_an_interruption_ends_a_sweep_and_its_command_completes_it(
     here: Path, whole: Path, tiny_overrides, run_command, monkeypatch
 ) -> None:
-    words = ("train", "-m", *tiny_overrides, *LONG[:3], LONG[4], "seed=1,0,2", "group=mine")
+    words = ("train", "-m", "sweep.workers=1", *tiny_overrides, *LONG[:3], LONG[4], "seed=1,0,2", "group=mine")
     with monkeypatch.context() as patch:
         at_step(9 + 5, send(signal.SIGINT), patch)
         assert run_command(*words).code == 130
