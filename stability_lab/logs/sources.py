@@ -76,7 +76,7 @@ class Source:
         """What tells rows that do not belong together apart."""
         if self.format in PRINTED:
             return "give a file with the lines of one run, and of one rank, alone"
-        return "--runs-by COLUMN or --split WORD says which belong together"
+        return "--runs-by COLUMN or --split WORD says which belong together, or take those out that do not count"
 
     def cells(self, column: str) -> pd.Series:
         return cast("pd.Series", self.table[column])

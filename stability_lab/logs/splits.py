@@ -105,7 +105,9 @@ def _splits(source: Source, measured: NDArray[np.bool_]) -> Iterator[tuple[str, 
         elif name in FLAGS:
             cells = source.cells(column)
             truth = cells.map(lambda cell: _TRUTH.get(str(cell).strip().lower()), na_action="ignore")
-            if truth.loc[measured].notna().all():
+            own = truth.loc[measured]
+            # A value that is 1 in all rows and called `test` may be anything.
+            if own.notna().all() and (name not in VALIDATION or own.nunique() > 1):
                 yes, no = FLAGS[name]
                 yield column, truth.map({True: yes, False: no})
 

@@ -221,9 +221,9 @@ def _refuse_several(source: Source, column: str, at: Steps, values: Values, last
     far = column in named_for(source, "loss") and (apart > max(ALIKE_NATS, 6 * noise_of(last))).any()
     if n > max(1, steps.size // 10) or far:
         widest = finite[np.argmax(apart)] if finite.size else other[0]
-        have = "step has" if steps.size == 1 else "steps have"
+        have = "has" if n == 1 else "have"
         raise ConfigError(
-            f"{source.name}: {n:,} of {steps.size:,} {have} several values of {shown(column)}, such as "
+            f"{source.name}: {n:,} of {many(steps.size, 'step')} {have} several values of {shown(column)}, such as "
             f"{values[widest]:.4g} and {last_of[widest]:.4g} at {at[widest]:,}: {source.apart}"
         )
 

@@ -106,7 +106,10 @@ def test_rows_of_validation_are_told_by_truth_values_and_events(
 
 
 def test_a_column_that_only_sounds_like_a_split_is_none(tmp_path: Path) -> None:
-    rows = [row | {"train": 0.5, "val": float(i % 2), "kind": "test-lr"} for i, row in enumerate(rows_of(curve(40)))]
+    rows = [
+        row | {"train": 0.5, "val": float(i % 2), "test": 1, "kind": "test-lr"}
+        for i, row in enumerate(rows_of(curve(40)))
+    ]
     rows[3].pop("val")
     (log,) = read_logs(written(tmp_path, rows))
     assert losses_of(log) == curve(40)
@@ -119,7 +122,9 @@ def test_losses_of_one_step_that_no_noise_explains_are_refused(share: int, after
     for i, row in enumerate(rows_of(curve(60))):
         other = [row | {"loss": row["loss"] + 0.6}] if i % (60 // share) == 59 // share else []
         rows += [row, *other] if after else [*other, row]
-    with pytest.raises(ConfigError, match=f"{share} of 60 steps have several values of loss, such as .* at .*--split"):
+    with pytest.raises(
+        ConfigError, match=f"{share} of 60 steps ha(s|ve) several values of loss, such as .* at .*--split"
+    ):
         read_logs(written(tmp_path, rows))
     rows = rows_of(curve(60))
     (log,) = read_logs(written(tmp_path, [rows[0] | {"loss": rows[0]["loss"] + 0.05}, *rows]))
