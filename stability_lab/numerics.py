@@ -46,6 +46,7 @@ class _CapBySigmoid(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cap: Tensor) -> Tensor:
+        cap = cap.to(x.dtype)  # 2 / cap is no number of fp32
         y = torch.sigmoid(x * (2 / cap)).mul_(2 * cap).sub_(cap)
         ctx.save_for_backward(y, cap)
         return y
