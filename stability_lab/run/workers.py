@@ -10,8 +10,12 @@ import torch
 
 from stability_lab.build import device_of
 from stability_lab.compose import Composed
-from stability_lab.config import ConfigError
+from stability_lab.config import ConfigError, TrainConfig
+from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
+
+PROCESS_BYTES = 2**29  # of torch alone
+GPT2_VOCAB = 50_304  # of a tokenizer that is not loaded yet
 
 
 def of_a_sweep(composed: Sequence[Composed]) -> list[Composed]:
@@ -25,15 +29,29 @@ def of_a_sweep(composed: Sequence[Composed]) -> list[Composed]:
 
 
 def workers_of(composed: Sequence[Composed]) -> int:
-    """Processes for these jobs: as many as `sweep.workers` says, by default one for each CPU core or each GPU."""
+    """Processes for these jobs: as many as `sweep.workers` says, by default one for each CPU core or each GPU, and on
+    a CPU no more than its memory holds by a rough count."""
     config = composed[0].config
     if config.sweep.workers != "auto":
         return min(config.sweep.workers, len(composed))
     if device_of(config).type == "cpu":
         most = cores() // max(job.config.trainer.threads or cores() for job in composed)
+        memory = physical_bytes(torch.device("cpu"))
+        if memory is not None:
+            most = min(most, memory // max(_rough_bytes(job.config) for job in composed))
     else:
         most = torch.cuda.device_count()
     return max(1, min(most, len(composed)))
+
+
+def _rough_bytes(config: TrainConfig) -> int:
+    """A run's memory within a factor of two or so: the process, 16 bytes a parameter, and what backward keeps in fp32:
+    some 18 numbers of the width a token and layer, and three of the vocabulary."""
+    model, tokens = config.model, config.trainer.micro_batch_size * config.model.seq_len
+    unread = 257 if "Byte" in str(config.tokenizer.get("_target_")) else GPT2_VOCAB
+    vocab = model.vocab_size or config.tokenizer.get("vocab_size") or unread
+    parameters = 12 * model.n_layers * model.d_model**2 + 2 * vocab * model.d_model
+    return PROCESS_BYTES + 16 * parameters + 4 * tokens * (18 * model.n_layers * model.d_model + 3 * vocab)
 
 
 def words_of(composed: Sequence[Composed], launcher: str | None) -> list[str]:

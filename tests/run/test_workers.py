@@ -19,6 +19,7 @@ def jobs(*words: str) -> list[Composed]:
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "cores", lambda: 8)
+    monkeypatch.setattr(workers, "physical_bytes", lambda device: None)
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -39,6 +40,17 @@ def test_a_core_has_one_thread_unless_somebody_asks(words: tuple[str, ...], coun
     made = jobs(*words)
     assert workers_of(made) == count
     assert f"hydra.launcher.n_jobs={count}" in words_of(made, None) or count == 1
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_memory_bounds_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = jobs("model=gpt2_124m", "tokenizer=gpt2", "seed=range(20)")
+    needed = workers._rough_bytes(large[0].config)
+    assert 10e9 < needed < 40e9  # 16 sequences of 1,024 tokens with 50,257 logits each
+    assert workers._rough_bytes(jobs()[0].config) < 1e9  # it takes 0.4
+    for memory, count in ((3.5 * needed, 3), (0.5 * needed, 1), (100 * needed, 8)):
+        monkeypatch.setattr(workers, "physical_bytes", lambda device, memory=memory: int(memory))
+        assert workers_of(large) == count
 
 
 def test_a_job_of_a_sweep_has_one_thread_and_a_number_that_is_given_stays() -> None:
