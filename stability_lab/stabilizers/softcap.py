@@ -12,7 +12,6 @@ attention kernels have no cap. To tell the cap from the back-end, run the baseli
 Papers: Gemma 2 (arXiv:2408.00118), cap 50; Grok-1's released code, 30; Rybakov et al. (arXiv:2410.16682), 50.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,5 +51,5 @@ class SoftCapStabilizer:
 
     def apply(self, seams: Seams) -> Seams:
         # All layers share one instance, so that FlexAttention is compiled once.
-        shared = functools.cache(lambda fused: SoftCap(self.cap, fused))
-        return seams.claim(self.name, score_mod=lambda site: shared(site.fused))
+        shared = {fused: SoftCap(self.cap, fused) for fused in (True, False)}
+        return seams.claim(self.name, score_mod=lambda site: shared[site.fused])

@@ -208,7 +208,7 @@ def test_flex_equals_the_explicit_path(monkeypatch) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (2 * torch.randn(2, 4, 200, 16, generator=generator) for _ in range(3))
     tokens = torch.cat([some_tokens(200, [30, 131]), some_tokens(200, [])])
-    score_mod = SoftCap(2.0)
+    score_mod = SoftCap(2.0, fused=False)
     mask = Mask(window=50, documents_BT=document_numbers(tokens, ENDS)).render("flex", 200, torch.device("cpu"))
     assert isinstance(mask.rendered, BlockMask)
     got = flex.flex_attention(q, k, v, flex.on_scores(score_mod), False, mask.rendered)
