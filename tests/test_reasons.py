@@ -153,7 +153,7 @@ def test_a_job_of_a_sweep_that_ends_as_nobody_expects(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("stability_lab.commands.train._execute", broken)
+    monkeypatch.setattr("stability_lab.run.job.execute", broken)
     words = ["-m", *tiny_overrides, f"output_dir={tmp_path}", "group=sweep", "seed=0", "sweep.workers=1"]
     assert main(words) == 1
     (job,) = json.loads((tmp_path / "sweep" / "sweep.json").read_text(encoding="utf-8"))["jobs"]

@@ -18,7 +18,7 @@ from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.config import ConfigError, Parser
 from stability_lab.disk.files import read_text
 from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM
-from stability_lab.run.sweep import RESULT
+from stability_lab.run.sweep import RESULT, beside
 from stability_lab.stressors.symptom import Stressor, stressors
 from stability_lab.text import did_you_mean, next_command, rough, shown
 
@@ -140,10 +140,10 @@ def _loss(run: RunRecord) -> str:
 @contextmanager
 def _live(folder: Path, steps: int) -> Iterator[None]:
     """Say meanwhile how far the runs are: in one line that changes on a terminal, in a line every few seconds else."""
-    over, terminal, began = threading.Event(), sys.stdout.isatty(), time.time()
+    terminal, began = sys.stdout.isatty(), time.time()
     line = tqdm(bar_format="{desc}", leave=False, file=sys.stdout) if terminal else None
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(_LOOK_EVERY_S if terminal else _LINE_EVERY_S):
             files = sorted(folder.glob("*/metrics.jsonl"))
             told = "  |  ".join(
@@ -154,13 +154,10 @@ def _live(folder: Path, steps: int) -> Iterator[None]:
             elif told:
                 print(told, flush=True)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     try:
-        yield
+        with beside(watch):
+            yield
     finally:
-        over.set()
-        watcher.join()
         if line is not None:
             line.close()
 

@@ -71,7 +71,9 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
         # What Hydra does around a job, where somebody asks for it; else the job is composed already.
         if command.flags or any(line.lstrip("+~").startswith("hydra") for line in command.overrides):
             return _run_hydra(command, [])
-        return _ended(_execute(composed[0], command.overrides, sys.argv))
+        from stability_lab.run.job import execute
+
+        return _ended(execute(composed[0], command.overrides, sys.argv))
     code, folder = _sweep(command, composed)
     if ends and code in (EXIT_CODES[CTRL_C], EXIT_CODES[SIGTERM]):
         packages = (word for package in allowed() for word in ("--allow", package))
@@ -123,6 +125,8 @@ def _check_composition(command: CommandLine) -> None:
 def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None = None) -> int:
     import hydra
 
+    from stability_lab.run.job import execute
+
     argv = sys.argv
     sys.argv = ["stability_lab train", *command.flags, *command.overrides, *extra]
     outcomes: list[int] = []
@@ -132,7 +136,7 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
         if journal is not None:
             return _job_of_sweep(cfg, argv, journal)
         try:
-            outcomes.append(_ended(_execute(checked(cfg), _task_words(), argv)))
+            outcomes.append(_ended(execute(checked(cfg), _task_words(), argv)))
         except ConfigError as error:
             refused.append(error)  # Hydra would print a traceback
             return 2
@@ -147,18 +151,6 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
     return outcomes[-1] if outcomes else 0
 
 
-def _execute(
-    composed: Composed,
-    overrides: Sequence[str],
-    argv: Sequence[str],
-    number: int | None = None,
-    swept: Sequence[str] = (),
-) -> Outcome:
-    from stability_lab.run.job import execute
-
-    return execute(composed._replace(plain=typed_options(composed.plain)), list(overrides), argv, number, swept)
-
-
 def _task_words() -> list[str]:
     """The words of the job that Hydra runs now."""
     from hydra.core.hydra_config import HydraConfig
@@ -169,6 +161,8 @@ def _task_words() -> list[str]:
 def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     """One job, in the first process or in another one. It never raises for a run that fails."""
     from hydra.core.hydra_config import HydraConfig
+
+    from stability_lab.run.job import execute
 
     hydra_config = HydraConfig.get()
     number, workers = int(hydra_config.job.num) + 1, _workers(hydra_config, journal.total)
@@ -193,7 +187,7 @@ def _job_of_sweep(cfg: Any, argv: Sequence[str], journal: Journal) -> int:
     started = time.time()
     try:
         with allowing(journal.allowed), at_work():
-            outcome: Mapping[str, Any] = _execute(checked(cfg), _task_words(), argv, number, journal.swept)._asdict()
+            outcome: Mapping[str, Any] = execute(checked(cfg), _task_words(), argv, number, journal.swept)._asdict()
     except InUse as error:  # another start of this sweep trains it
         outcome = {"path": error.path, "status": IN_USE, "reason": str(error), "exit_code": 0}
     except ConfigError as error:

@@ -123,7 +123,8 @@ def _pickle(head: bytes, size: int) -> Kind | None:
     sure = head[2:3] == b"\x95" and int.from_bytes(head[3:11], "little") + 11 <= size
     opcodes = 0
     try:
-        for opcodes, (opcode, _, position) in enumerate(pickletools.genops(head), start=1):  # noqa: B007
+        for opcode, _, position in pickletools.genops(head):
+            opcodes += 1
             sure = sure or (opcode.name == "STOP" and position == size - 1)
     except Exception:  # whatever an argument raises that is cut or is none
         pass

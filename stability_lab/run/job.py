@@ -19,7 +19,7 @@ from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.judge.series import Row
 from stability_lab.judge.watch import without_verdict
-from stability_lab.plugins.instantiate import instantiate
+from stability_lab.plugins.instantiate import instantiate, typed_options
 from stability_lab.plugins.trust import code_version
 from stability_lab.run.facts import facts, opening
 from stability_lab.run.folder import (
@@ -72,6 +72,7 @@ def execute(
     `number` is that of a job of a sweep over the keys `swept`, which alone make the run's name.
     """
     in_sweep = number is not None
+    composed = composed._replace(plain=typed_options(composed.plain))
     config = composed.config
     digest = fingerprint(composed.plain, code_version(composed.plain))
     told = [line for line in overrides if not in_sweep or line.lstrip("+~").partition("=")[0] in swept]

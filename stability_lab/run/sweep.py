@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -119,11 +119,23 @@ def new_journal(folder: Path, total: int, swept: tuple[str, ...], fail_fast: boo
 
 
 @contextmanager
+def beside(watch: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `watch` in a thread meanwhile; its event is set at the end, and waits for it to return."""
+    over = threading.Event()
+    watcher = threading.Thread(target=watch, args=(over,), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+@contextmanager
 def told(journal: Journal) -> Iterator[None]:
     """Report each job that ends meanwhile in one line, whichever process it ran in."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         known: set[int] = set()
         while True:
             last = over.wait(_LOOK_EVERY_S)
@@ -134,13 +146,8 @@ def told(journal: Journal) -> Iterator[None]:
             if last:
                 return
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    with beside(watch):
         yield
-    finally:
-        over.set()
-        watcher.join()
 
 
 def _line(journal: Journal, job: int, done: int) -> str:
