@@ -129,6 +129,7 @@ def test_sweeps_over_sets(arguments: list[str], sets: list[list[str]]) -> None:
     assert stabilizers("-m", *arguments) == sets
 
 
+@pytest.mark.slow
 def test_glob_takes_every_stabilizer() -> None:
     found = stabilizers("-m", "+stabilizer=glob(*)")
     assert [] in found

@@ -108,6 +108,7 @@ def test_another_programs_configuration_stays_as_it_is() -> None:
     assert by_value({"model.d_ff": 4, "model.d_model": "wide"}) == {"model.d_ff": 4, "model.d_model": "wide"}
 
 
+@pytest.mark.slow
 def test_a_run_and_a_sweep_are_named_by_value(
     tiny_overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def offers(package: Callable[..., Path]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_all_of_them_train_together_and_go_on(offers, run_command, tiny_overrides, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     chosen = ["+stabilizer=offers_all", *(f"{group}=mine" for group, _, _ in OPTIONS.values()), "run_name=one"]

@@ -170,6 +170,7 @@ def test_an_optimizer_that_counts_in_python_is_refused():
         update.step(LR, torch.ones(()), torch.zeros(()))
 
 
+@pytest.mark.slow
 def test_the_loop_resumes_and_stops_with_another_optimizer(tiny_config, tmp_path, run_command, tiny_overrides):
     """From the command line: a NaN at step 3 stops a run with SGD, and a killed one goes on bit for bit."""
     words = (*tiny_overrides, "optimizer=sgd", "optimizer.lr=0.1", "trainer.max_steps=6", f"output_dir={tmp_path}")

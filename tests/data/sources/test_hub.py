@@ -149,6 +149,7 @@ def test_killed_and_resumed_in_another_process(parquet: str, tmp_path: Path) -> 
     assert after == straight[111:]
 
 
+@pytest.mark.slow
 def test_a_shuffled_stream_says_that_it_is_not_exact(parquet: str) -> None:
     source = Hub(name="parquet", data_files=parquet, val_documents=VAL, shuffle_buffer=50)
     data = stream_tokens(source, ByteTokenizer())
