@@ -27,6 +27,7 @@ from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.inject import parse
 from stability_lab.training.loop import Run
 from stability_lab.training.optimizers import AdamW, OptimizerOptions
+from stability_lab.training.ranks import ONE, Ranks, dropout_seed
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 from stability_lab.training.update import Update
@@ -206,7 +207,7 @@ def _check_precision(config: TrainConfig) -> None:
         )
 
 
-def build_step(config: TrainConfig, model: GPT) -> TrainStep:
+def build_step(config: TrainConfig, model: GPT, ranks: Ranks = ONE) -> TrainStep:
     """The training step of a model that is on its device, with the losses and gradient steps of its stabilizers."""
     trainer, site = config.trainer, site_of(model.config)
     terms = {owner: make(site.at("loss")) for owner, make in model.seams.loss_terms.items()}
@@ -223,6 +224,7 @@ def build_step(config: TrainConfig, model: GPT) -> TrainStep:
         precision=trainer.precision,
         compile=trainer.compile,
         on_nonfinite=config.stability.on_nonfinite,
+        ranks=ranks,
     )
 
 
@@ -239,7 +241,7 @@ def share_threads(workers: int) -> None:
     _default_threads = max(1, min(_default_threads, cores() // workers))
 
 
-def build_run(config: TrainConfig) -> Run:
+def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
     """Model and optimizer on the device, with initial weights that depend on (init seed, parameter name) only."""
     device = device_of(config)
     torch.set_num_threads(config.trainer.threads or _default_threads)
@@ -255,8 +257,9 @@ def build_run(config: TrainConfig) -> Run:
     initialise(model, init_seed)
     model.to(device)
     model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
-    step = build_step(config, model)
-    torch.manual_seed(config.seed)  # dropout only: weights and batches have generators of their own
+    step = build_step(config, model, ranks)
+    # Dropout only: weights and batches have generators of their own.
+    torch.manual_seed(dropout_seed(config.seed, ranks.rank))
     eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
     probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
     return Run(

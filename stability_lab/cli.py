@@ -13,6 +13,7 @@ from stability_lab.config import ConfigError, Parser
 from stability_lab.plugins.trust import allowing
 from stability_lab.run import console
 from stability_lab.text import did_you_mean, printable
+from stability_lab.training.launched import speaks
 
 USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, what does it cost, how sure can I be?
 
@@ -60,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
         print(end="", flush=True)
         return code
     except ConfigError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        if speaks():
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -82,7 +84,7 @@ def _run(argv: Sequence[str]) -> int:
     if argv[0] == "--version" or (argv[0] == "train" and "--version" in argv):
         print(__version__)
         return 0
-    console.set_up()
+    console.set_up() if speaks() else console.set_up_worker()
     return _dispatch(argv[0], argv[1:])
 
 

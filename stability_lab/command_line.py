@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,14 +56,6 @@ def plugin_installed(package: str) -> bool:
         return find_spec(f"hydra_plugins.{package}") is not None
     except ModuleNotFoundError:  # not one of them is
         return False
-
-
-def refuse_distributed() -> None:
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: training on several processes is not supported; start "
-            "python -m stability_lab train without torchrun"
-        )
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:

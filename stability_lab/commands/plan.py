@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stability_lab.command_line import CommandLine, read_command_line, refuse_distributed
+from stability_lab.command_line import CommandLine, read_command_line
 from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.plugins.trust import allowed
 from stability_lab.text import Table, aligned, duration, filled, next_command, room, text_table
+from stability_lab.training.launched import refuse_several
 
 if TYPE_CHECKING:
     from stability_lab.run.cost import Timing
@@ -35,7 +36,7 @@ SWEEP_BUDGET_S = 300.0  # after that, the remaining jobs of a sweep are scaled b
 
 def main(argv: Sequence[str]) -> int:
     started = time.perf_counter()
-    refuse_distributed()
+    refuse_several("plan")
     output, timed, wide, rest = _options(argv)
     if output is None:
         print(HELP, end="")

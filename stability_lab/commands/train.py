@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stability_lab.command_line import ROOT, CommandLine, plugin_installed, read_command_line, refuse_distributed
+from stability_lab.command_line import ROOT, CommandLine, plugin_installed, read_command_line
 from stability_lab.compose import Composed, checked, compose_jobs
 from stability_lab.config import ConfigError, config_dir
 from stability_lab.config.words import quoted
@@ -26,6 +26,7 @@ from stability_lab.run.signals import CTRL_C, EXIT_CODES, SIGTERM, Terminated
 from stability_lab.run.sweep import IN_USE, Journal, at_work, deaf, finish, follow, new_journal, stoppable, told
 from stability_lab.text import next_command, shown
 from stability_lab.tracking.manifest import fingerprint
+from stability_lab.training.launched import check_ranks, launched
 
 if TYPE_CHECKING:
     from stability_lab.run.job import Outcome
@@ -38,7 +39,7 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
 
     `ends`: what may be run next is said at the end; a command that trains has more to do.
     """
-    refuse_distributed()
+    place = launched()
     command = read_command_line(argv)
     if command.only_shows:
         _check_composition(command)
@@ -46,6 +47,8 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
     if command.multirun:
         _launcher(command)  # Hydra itself would say only that it cannot find it
     composed = compose_jobs(command)
+    for job in composed:
+        check_ranks(job.config, place, command.multirun)
     from stability_lab.data.tokens.memmap import cache_dir
 
     # Else torch makes a folder in /tmp; what it has compiled is worth keeping for the next run.
@@ -63,17 +66,12 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
     if any(job.config.trainer.deterministic for job in composed):
         # cuBLAS reads it once, at the first product of the process.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if resumed is not None:
-        from stability_lab.run.job import go_on_with
-
-        return _ended(go_on_with(Path(resumed.config.resume or ""), composed[0], command.overrides, sys.argv))
     if not command.multirun:
-        # What Hydra does around a job, where somebody asks for it; else the job is composed already.
-        if command.flags or any(line.lstrip("+~").startswith("hydra") for line in command.overrides):
+        hydras = command.flags or any(line.lstrip("+~").startswith("hydra") for line in command.overrides)
+        if resumed is None and place.size == 1 and hydras:
+            # What Hydra does around a job, where somebody asks for it; else the job is composed already.
             return _run_hydra(command, [])
-        from stability_lab.run.job import execute
-
-        return _ended(execute(composed[0], command.overrides, sys.argv))
+        return _run(composed[0], command.overrides, None if resumed is None else resumed.config.resume)
     code, folder = _sweep(command, composed)
     if ends and code in (EXIT_CODES[CTRL_C], EXIT_CODES[SIGTERM]):
         packages = (word for package in allowed() for word in ("--allow", package))
@@ -81,6 +79,21 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
     elif ends:
         _say_next(folder)
     return code
+
+
+def _run(job: Composed, overrides: Sequence[str], resume: str | None) -> int:
+    """The run of this process, or this process's part of a run of several."""
+    from stability_lab.build import device_of
+    from stability_lab.run.follower import follow
+    from stability_lab.run.job import execute, go_on_with
+    from stability_lab.training.ranks import ranks_of
+
+    with ranks_of(device_of(job.config)) as ranks:
+        if ranks.rank > 0:
+            return follow(job, ranks)
+        if resume is not None:
+            return _ended(go_on_with(Path(resume), job, overrides, sys.argv, ranks))
+        return _ended(execute(job, overrides, sys.argv, ranks=ranks))
 
 
 def _ended(outcome: Outcome) -> int:

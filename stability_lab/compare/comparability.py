@@ -55,6 +55,7 @@ FACTS = (
     _Fact("implementation", "implementation", (COST,)),
     _Fact("attention back-end", "attention.backend", (COST,)),
     _Fact("threads", "threads", (COST,)),
+    _Fact("processes", "ranks", (COST,)),
     _Fact("device", "device", (LOSS, COST)),
     _Fact("platform", "platform", (COST,)),
     _Fact("deterministic kernels", "deterministic", (COST,)),

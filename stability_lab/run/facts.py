@@ -36,6 +36,7 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
         "attention": {"backend": run.model.backend.name, "reason": run.model.backend.reason},
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "ranks": run.ranks.size,
         "precision": trainer.precision,
         "compile": trainer.compile,
         "implementation": run.config.model.implementation,

@@ -45,6 +45,7 @@ from stability_lab.tracking.tracker import Mirror, RunInfo, Tracker
 from stability_lab.training.checkpoint import NOTHING, CheckpointError, Checkpoints, is_resumable
 from stability_lab.training.inject import ENDS_THE_PROCESS, Injector, parse
 from stability_lab.training.loop import Loop, Run
+from stability_lab.training.ranks import ONE, Ranks
 
 _log = logging.getLogger("stability_lab")
 EXIT_CODES = {"completed": 0, "failed": 1, "diverged": 3}
@@ -66,10 +67,12 @@ def execute(
     argv: Sequence[str],
     number: int | None = None,
     swept: Sequence[str] = (),
+    ranks: Ranks = ONE,
 ) -> Outcome:
     """Train; whatever happens, what was measured is on disk and the outcome says how the run ended.
 
-    `number` is that of a job of a sweep over the keys `swept`, which alone make the run's name.
+    `number` is that of a job of a sweep over the keys `swept`, which alone make the run's name. `ranks`: this is the
+    first of them.
     """
     in_sweep = number is not None
     composed = composed._replace(plain=typed_options(composed.plain))
@@ -83,16 +86,23 @@ def execute(
     )
     if config.if_exists == "resume" and not claim.resumes and claim.lock is not None:
         _log.info("notice: no run of this configuration is there yet: %s starts", shown(claim.path))
-    return _execute(claim, composed, overrides, argv, number)
+    return _execute(claim, composed, overrides, argv, number, ranks)
 
 
-def go_on_with(path: Path, composed: Composed, overrides: Sequence[str], argv: Sequence[str]) -> Outcome:
+def go_on_with(
+    path: Path, composed: Composed, overrides: Sequence[str], argv: Sequence[str], ranks: Ranks = ONE
+) -> Outcome:
     """The same for the run in `path`, from its newest checkpoint."""
-    return _execute(claim_run(path), composed, overrides, argv, None)
+    return _execute(claim_run(path), composed, overrides, argv, None, ranks)
 
 
 def _execute(
-    claim: FolderClaim, composed: Composed, overrides: Sequence[str], argv: Sequence[str], number: int | None
+    claim: FolderClaim,
+    composed: Composed,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+    number: int | None,
+    ranks: Ranks,
 ) -> Outcome:
     path = claim.path
     try:
@@ -100,11 +110,14 @@ def _execute(
         if claim.lock is None or (claim.resumes and is_complete(path, composed.config)):
             how = "a larger trainer.max_steps goes on" if claim.resumes else "if_exists=new runs it again"
             _log.info("%s is already finished: skipped (%s)", path, how)
+            ranks.told(None)
             return _known(path)
+        ranks.told((path, claim.resumes))
+        ranks.any(False)  # the others have read the checkpoint that this one is about to rename
         with interruption() as stop:
             try:
                 with _open_files(path) as files:
-                    return Job(composed, list(overrides), list(argv), number, files, start, stop).train()
+                    return Job(composed, list(overrides), list(argv), number, files, start, stop, ranks).train()
             except (KeyboardInterrupt, Terminated):  # once more, while the run's last words were written
                 reason = stop.reason or CTRL_C
                 return Outcome(path, "interrupted", None, None, STOP_CODES[reason])
@@ -127,6 +140,7 @@ class Job:
     files: RunFiles
     start: Start
     stop: Interruption
+    ranks: Ranks
     run: Run | None = None
     loop: Loop | None = None
     tracker: Tracker | None = None
@@ -181,7 +195,7 @@ class Job:
         """Everything up to the first step; of a run that goes on, its files are touched last."""
         config, files, start = self.composed.config, self.files, self.start
         reset_peak(device_of(config))
-        self.run = run = build_run(config)
+        self.run = run = build_run(config, self.ranks)
         for notice in run.data.notices:
             _log.info("notice: %s", notice, extra={"in_sweep": True})
         notices += run.data.notices

@@ -165,6 +165,7 @@ def machine(run: Run) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        "ranks": run.ranks.size,
         "compile": run.config.trainer.compile,
         "implementation": run.config.model.implementation,
         "deterministic": run.config.trainer.deterministic,

@@ -25,6 +25,7 @@ from stability_lab.objective.objective import Objective
 from stability_lab.seams import Stabilizer
 from stability_lab.training.checkpoint import Checkpoints, State, put_weights, weights_of
 from stability_lab.training.inject import Injector
+from stability_lab.training.ranks import Ranks
 from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep, autocast
 
@@ -52,6 +53,10 @@ class Run(NamedTuple):
     @property
     def objective(self) -> Objective:
         return self.step.objective
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.step.ranks
 
 
 class Sink(Protocol):
@@ -107,7 +112,7 @@ class Loop:
 
     def train(self) -> None:
         """Train to the end, from the first step or after `load_state`. CheckpointError where the disk is full."""
-        config, watch = self.run.config, self.watch
+        run, config, watch = self.run, self.run.config, self.watch
         max_steps = config.trainer.max_steps
         if not watch.n:
             watch.measure(0, self._measure(validation=True, probe=True))
@@ -119,7 +124,7 @@ class Loop:
             probe = _due(step, config.diagnostics.probe_every, last)
             scheduled = validation or probe or step % config.trainer.log_every == 0
             saves = self._saves(step, last)
-            if not last and self.interrupted():
+            if not last and (scheduled or run.ranks.size == 1) and run.ranks.any(self.interrupted()):
                 self.stopped_by = "interruption"
             if not (scheduled or saves or self.stopped_by):
                 continue
@@ -127,7 +132,7 @@ class Loop:
                 values = self._buffer[: len(self._pending)].tolist()
             rows = self._complete(values, scheduled)
             may_stop = scheduled and not last and self.stopped_by is None and config.stability.stop_on_divergence
-            if may_stop and watch.sees_divergence():
+            if may_stop and run.ranks.any(watch.sees_divergence()):
                 self.stopped_by = "divergence"
                 validation = probe = True
             is_best = False
@@ -214,6 +219,7 @@ class Loop:
 
     def _take(self, step: int) -> None:
         run, inject, n = self.run, self.injector, self._sequences
+        own = run.ranks.part(n)
         inject.before(step)
         first = (step - 1) * n
         windows = inject.tokens(step, torch.from_numpy(run.sampler.batch(first, n)))
@@ -221,9 +227,10 @@ class Loop:
         masked = repetitive(windows.numpy()) if mask_repeats else np.zeros(0, dtype=bool)
         if run.device.type == "cuda":
             windows = windows.pin_memory()
-        batch = inject.targets(step, run.objective.batch(windows.to(run.device, non_blocking=True), first))
+        batch = run.objective.batch(windows[own].to(run.device, non_blocking=True), first + own.start)
+        batch = inject.targets(step, batch)
         if masked.any():
-            batch = batch.without(torch.from_numpy(masked).to(run.device))
+            batch = batch.without(torch.from_numpy(masked[own]).to(run.device))
         lr = inject.lr(step, run.schedule.lr(step))
         self._buffer[len(self._pending)] = run.step(batch, lr, inject.poison(step))
         self._pending.append({"step": step, "tokens": step * self._tokens, "optim/lr": lr})

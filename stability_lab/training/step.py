@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor, _amp_update_scale_, _foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, _amp_update_scale_, _foreach_norm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE, LossSums
 from stability_lab.objective.objective import Batch, Objective
 from stability_lab.seams import AfterStep, Gradients, LossTerm
 from stability_lab.training.gradient_side import GradientSide
+from stability_lab.training.ranks import ONE, Ranks
 from stability_lab.training.update import Update
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,10 +63,12 @@ class TrainStep:
         precision: str,
         compile: str = "off",
         on_nonfinite: str = "stop",
+        ranks: Ranks = ONE,
     ):
         self.model, self.objective, self.terms, self.update, self.side = model, objective, terms, update, side
         self.device = update.parameters[0].device
-        self.grad_accum_steps, self.precision = grad_accum_steps, precision
+        self.grad_accum_steps, self.precision = max(1, grad_accum_steps // ranks.size), precision
+        self.ranks = ranks
         self.scale = LossScale(self.device, precision == "fp16")
         self.on_nonfinite = on_nonfinite
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
@@ -76,7 +79,7 @@ class TrainStep:
             *("optim/grad_norm", "optim/clip_coef", "optim/loss_scale", "optim/skipped"),
             *("attn/logit_bound", "bad", "empty"),
         )
-        self.forward = forward_loss(model, objective, terms.values())
+        self.forward = forward_loss(ranks.wrap(model), objective, terms.values())
         if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
         elif compile == "block":
@@ -86,7 +89,7 @@ class TrainStep:
 
     def __call__(self, batch: Batch, lr: float, poison: str | None = None) -> Tensor:
         """`poison` is a fault to inject (`inject.Injector`)."""
-        n = (batch.targets_MT != IGNORE).sum().float()
+        (n,) = self.ranks.sums([(batch.targets_MT != IGNORE).sum().float()])
         inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
         for parameter in self.update.parameters:
             parameter.grad = None
@@ -148,17 +151,27 @@ class TrainStep:
     def _accumulate(self, batch: Batch, inv_n: Tensor) -> tuple[LossSums, Tensor]:
         """Backward over all micro-batches: the sums of the whole step, and each layer's bound on attention logits."""
         parts = []
-        for part in batch.chunks(self.grad_accum_steps):
-            with autocast(self.device, self.precision):
-                sums, bound_L = self.forward(part, inv_n)
-            (sums.objective * self.scale.value if self.scale.enabled else sums.objective).backward()
+        chunks = batch.chunks(self.grad_accum_steps)
+        for at, part in enumerate(chunks, start=1):
+            with self.ranks.backward(last=at == len(chunks)):
+                with autocast(self.device, self.precision):
+                    sums, bound_L = self.forward(part, inv_n)
+                (sums.objective * self.scale.value if self.scale.enabled else sums.objective).backward()
             parts.append((sums._replace(objective=sums.objective.detach()), bound_L))
         all_sums, bounds = zip(*parts, strict=True)
-        return functools.reduce(LossSums.plus, all_sums), torch.stack(bounds).amax(0)
+        sums, bound_L = functools.reduce(LossSums.plus, all_sums), torch.stack(bounds).amax(0)
+        return (sums, bound_L) if self.ranks.size == 1 else self._over_ranks(sums, bound_L)
+
+    def _over_ranks(self, sums: LossSums, bound_L: Tensor) -> tuple[LossSums, Tensor]:
+        objective, ce, z_raw, log_z, *terms = self.ranks.sums(
+            (sums.objective, sums.ce, sums.z_raw, sums.log_z, *sums.terms)
+        )
+        largest = self.ranks.largest(torch.cat((sums.log_z_max[None], bound_L)))
+        return LossSums(objective, ce, tuple(terms), z_raw, log_z, largest[0]), largest[1:]
 
 
 def forward_loss(
-    model: GPT, objective: Objective, terms: Iterable[LossTerm]
+    model: nn.Module, objective: Objective, terms: Iterable[LossTerm]
 ) -> Callable[[Batch, Tensor], tuple[LossSums, Tensor]]:
     """The part of a step that torch.compile sees: (batch, 1/N) -> loss sums and each layer's attention-logit bound."""
     terms = tuple(terms)

@@ -41,7 +41,7 @@ def test_weights_that_cannot_be_saved_fail_the_run_and_keep_its_metrics(
 def test_a_credential_in_an_error_reaches_no_file_that_is_mirrored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: object) -> None:
+    def refused(*_: object) -> None:
         raise RuntimeError(f"401 for key {KEY}")
 
     monkeypatch.chdir(tmp_path)
