@@ -124,7 +124,7 @@ def test_the_second_one_inside_a_checkpoint_leaves_the_one_before(
 
 def test_once_before_the_first_step_stops_at_once(here: Path, tiny_overrides, run_command, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("stability_lab.run.job.build_run", lambda _: send(signal.SIGTERM)())
+        patch.setattr("stability_lab.run.job.build_run", lambda *_: send(signal.SIGTERM)())
         shown = run_command("train", *tiny_overrides, *LONG)
     assert shown.code == 143
     assert summary(here / "outputs" / "runs" / "a") == {
