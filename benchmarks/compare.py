@@ -1,6 +1,6 @@
 """How long `compare` takes for many runs, and how much memory: tables alone and with figures.
 
-python benchmarks/compare.py [--runs 200] [--steps 2000] [--json]
+    python -m benchmarks.compare --runs 1000
 
 The runs are made here, with the columns and the size of real ones. Time and memory are those of a whole process, start
 included. The goals are below 10 s for 200 runs of 2,000 steps, and 30 s and 1 GiB for 1,000.
@@ -11,54 +11,36 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
+
+from benchmarks.timing import AGAIN, Command, Group, group, interleaved, parser, positive, run
 
 ARMS = ((), ("qknorm",), ("zloss",), ("softcap",), ("qknorm", "zloss"))
 LRS = (1e-3, 3e-3, 1e-2, 3e-2)
 LAYERS = 4
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="How long compare takes, and how much memory.")
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def measured(args: argparse.Namespace) -> Iterator[Group]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "sweep"
         for i in range(args.runs):
             write_run(folder / f"run{i:03d}", i, args.steps)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        command = [sys.executable, "-m", "stability_lab", "compare", str(folder)]
-        taken = {
-            "tables": measure(command),
-            "tables and figures": measure([*command, "--figures", str(Path(name) / "figures")]),
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+        words = ("-m", "stability_lab", "compare", str(folder))
+        calls = {
+            "tables": Command(*words),
+            "tables and figures": Command(*words, "--figures", str(Path(name) / "figures")),
         }
-    if args.json:
-        print(json.dumps({"runs": args.runs, "steps": args.steps, "bytes": size, "taken": taken}))
-    else:
-        print(f"{args.runs} runs of {args.steps} steps, {size / 1e6:,.0f} MB")
-        for what, cost in taken.items():
-            print(f"{what:<20} {cost['seconds']:5.1f} s {cost['peak_mib']:7,.0f} MiB")
-
-
-def measure(command: list[str]) -> dict[str, float]:
-    """Seconds and peak resident memory of a process."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return {"seconds": time.perf_counter() - started, "peak_mib": usage.ru_maxrss / 1024}
+        seconds = interleaved(calls, args.rounds, warmup=0)
+    peaks = {name: call.peak_mib for name, call in calls.items()}
+    table = group(f"{args.runs:,} runs of {args.steps:,} steps, {size:,.0f} MB", seconds)
+    yield table.add("peak MiB", lambda row: peaks[row["name"].removesuffix(AGAIN)])
 
 
 def write_run(folder: Path, i: int, steps: int) -> None:
@@ -121,5 +103,12 @@ def write_run(folder: Path, i: int, steps: int) -> None:
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser("benchmarks.compare", __doc__, rounds=3, quick={"runs": 100, "steps": 500, "rounds": 1})
+    made.add_argument("--runs", type=positive, default=200, metavar="N", help="default: %(default)s")
+    made.add_argument("--steps", type=positive, default=2000, metavar="N", help="default: %(default)s")
+    return run(made, argv, measured)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

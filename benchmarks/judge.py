@@ -1,25 +1,21 @@
 """How often the judge agrees with an expert: synthetic logs whose answers were fixed before the judge saw them.
 
-    python benchmarks/judge.py                  every kind, 10 logs of each: docs/judge.md has the table
-    python benchmarks/judge.py --clean          false `spiky` on clean logs of 200 to 100,000 steps
-    python benchmarks/judge.py --seed 1         other logs of the same kinds
-    python benchmarks/judge.py --only jump_to_a_plateau --show
+    python -m benchmarks.judge                  every kind, 10 logs of each: docs/judge.md has the table
+    python -m benchmarks.judge --clean          false `spiky` on clean logs of 200 to 100,000 steps
+    python -m benchmarks.judge --seed 1         other logs of the same kinds
+    python -m benchmarks.judge --only jump_to_a_plateau --show
 
 Verdict: the share of logs with the expert's word. Recall: happenings that an event of the right kind names within 20
 steps. Precision: events that name a happening; events after the begin of a divergence are neither right nor wrong.
 """
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from judge_kinds import KINDS, Case, large, log_of, norms
-
+from benchmarks.judge_kinds import KINDS, Case, large, log_of, norms
 from stability_lab.judge.events import Event
 from stability_lab.judge.judgement import Judgement, judge
 

@@ -1,7 +1,7 @@
 """How well the judge finds faults: real training runs with and without an injected fault.
 
-    python benchmarks/judge_faults.py --seeds 0-19      the seeds on which thresholds were fixed
-    python benchmarks/judge_faults.py --seeds 20-39     the seeds on which docs/judge.md reports
+    python -m benchmarks.judge_faults --seeds 0-19      the seeds on which thresholds were fixed
+    python -m benchmarks.judge_faults --seeds 20-39     the seeds on which docs/judge.md reports
 
 Clean runs: `none` and `qknorm` at a sound learning rate, one of each a seed; an event or a verdict other than `stable`
 is a false positive. Faulty runs: one fault at step 120 of 200. A fault is found when an event begins within 20 steps of

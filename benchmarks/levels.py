@@ -1,7 +1,7 @@
 """Level and power of `compare`: simulated sweeps without and with a true effect.
 
-    python benchmarks/levels.py                   about five minutes
-    python benchmarks/levels.py --sweeps 2000     the tables of docs/compare.md
+    python -m benchmarks.levels                   about five minutes
+    python -m benchmarks.levels --sweeps 2000     the tables of docs/compare.md
 
 A sweep has a baseline and three arms at three learning rates. A loss is 2 + seed + noise; `share` is the part of the
 variance within an arm that the seed explains. Noise has the same spread in all arms, or a spread five times as large in

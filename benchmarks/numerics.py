@@ -1,14 +1,20 @@
-"""CPU time of forward and backward of single operations in fp32, of the formula's and torch's own against ours."""
+"""CPU time of forward and backward of single operations in fp32, of the formula's and torch's own against ours.
+
+python -m benchmarks.numerics --rounds 61
+"""
+
+from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, ratio
 from torch import Tensor
 
+from benchmarks.timing import Group, group, interleaved, parser, run
 from stability_lab.model.rope import rope_table, rotate
 from stability_lab.numerics import Cap, rms_norm
 from stability_lab.objective.loss import language_model_loss
@@ -16,11 +22,7 @@ from stability_lab.seams import LossTerm
 from stability_lab.stabilizers.zloss import SquaredLogZ
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def measured(args: argparse.Namespace) -> Iterator[Group]:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -63,11 +65,14 @@ def main() -> None:
         "with z-loss": (loss(True, z_loss), {"formula": loss(False, z_loss)}),
     }
     for name, (ours, others) in pairs.items():
-        seconds = interleaved({"ours": ours, **others}, args.rounds, clock=time.process_time)
-        for other in others:
-            middle, low, high = ratio(seconds[other], seconds["ours"])
-            print(f"{name:<14} {other:<16} {middle:.2f} of ours ({low:.2f} to {high:.2f})")
+        yield group(name, interleaved({"ours": ours, **others}, args.rounds, clock=time.process_time))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser("benchmarks.numerics", __doc__, rounds=31, quick={"rounds": 11})
+    made.set_defaults(threads=1)
+    return run(made, argv, measured)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

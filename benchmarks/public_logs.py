@@ -1,6 +1,6 @@
 """What `score` says of logs in public repositories: docs/public_logs.md is its output.
 
-    python benchmarks/public_logs.py FOLDER > docs/public_logs.md
+    python -m benchmarks.public_logs FOLDER > docs/public_logs.md
 
 FOLDER holds the files of public_logs.json as `OWNER/NAME/PATH`, each at the commit that is named there. A file that is
 missing or differs by its hash ends the script: a table of other files would be another table.

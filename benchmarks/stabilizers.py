@@ -1,33 +1,57 @@
-"""A training step with each stabilizer against the baseline's, on CPU; `none@explicit` is the control for `softcap`."""
+"""A training step with each stabilizer against the baseline's, on a CPU; `none@explicit` is the control for `softcap`.
+
+    python -m benchmarks.stabilizers                          eager, gpt_nano
+    python -m benchmarks.stabilizers --compile full           compiled whole; minutes of compilation first
+    python -m benchmarks.stabilizers --only softcap,zloss --shape goal
+
+`together` holds one stabilizer of each kind: norm, attention logits, head.
+"""
+
+from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
 
 import torch
-from step import our_step
-from timing import interleaved, ratio
 
+from benchmarks.step import SHAPES, our_step, shape_of
+from benchmarks.timing import Group, group, interleaved, parser, run
 from stability_lab.commands.stabilizers import stabilizers
+from stability_lab.config import ConfigError
+from stability_lab.text import did_you_mean
+
+BASELINE, CONTROL = "none", "none@explicit"
+TOGETHER = ("rmsnorm", "qknorm", "softcap", "zloss")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="compile the whole step")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    tokens = torch.randint(257, (16, 129), generator=torch.Generator().manual_seed(0))
-    names = [row["name"] for row in stabilizers()]
-    overrides = {name: [f"+stabilizer={name}"] for name in names} | {"none@explicit": ["model.attention=explicit"]}
-    steps = {
-        name: our_step(["model.vocab_size=257", *given], "full" if args.compile else "off")
-        for name, given in overrides.items()
+def measured(args: argparse.Namespace) -> Iterator[Group]:
+    known = [row["name"] for row in stabilizers() if row["name"] != BASELINE]
+    names = known if args.only is None else args.only.split(",")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--only {name} is not a stabilizer: {did_you_mean(name, known)}")
+    overrides = {
+        BASELINE: [],
+        CONTROL: ["model.attention=explicit"],
+        **{name: [f"+stabilizer={name}"] for name in names},
+        "together": [f"+stabilizer=[{','.join(TOGETHER)}]"],
     }
+    shape = args.shape
+    tokens = torch.randint(shape.vocab, (shape.batch, shape.seq_len + 1), generator=torch.Generator().manual_seed(0))
+    steps = {name: our_step([*shape.overrides, *given], args.compile) for name, given in overrides.items()}
     seconds = interleaved({name: (lambda f=f: f(tokens)) for name, f in steps.items()}, args.rounds)
-    for name in steps:
-        middle, low, high = ratio(seconds[name], seconds["none"])
-        print(f"{name:<16} {middle:.3f} of the baseline's time ({low:.3f} to {high:.3f})")
+    how = "eager" if args.compile == "off" else f"compiled ({args.compile})"
+    yield group(f"A step with each stabilizer, {how}: {shape.words}", seconds, note=f"together: {', '.join(TOGETHER)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser("benchmarks.stabilizers", __doc__, rounds=15, quick={"shape": SHAPES["small"]})
+    made.add_argument("--compile", choices=("off", "block", "full"), default="off")
+    made.add_argument("--only", metavar="A,B", help="some stabilizers (default: all)")
+    made.add_argument("--shape", type=shape_of, default=SHAPES["gpt_nano"], metavar="SHAPE", help="as in step")
+    return run(made, argv, measured)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

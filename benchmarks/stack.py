@@ -1,21 +1,22 @@
 """Many small runs as one graph: K models with stacked parameters through `torch.func` against K steps in sequence.
 
-python benchmarks/stack.py [--members 8] [--d-model 32,64,128] [--rounds 20]
+    python -m benchmarks.stack --members 8 --d-model 32 64 128
 
-Forward, backward and AdamW of plain models (`nn.Linear`, attention by matrix products, no diagnostics), one thread. The
-second baseline is the same code as the first: its ratio is the resolution.
+Forward, backward and AdamW of plain models (`nn.Linear`, attention by matrix products, no diagnostics), one thread.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, ratio
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+
+from benchmarks.timing import Group, group, interleaved, parser, positive, run
 
 VOCAB, LAYERS, HEADS, SEQ_LEN, BATCH = 257, 2, 2, 64, 8
 
@@ -44,7 +45,7 @@ class Plain(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.embed(tokens)
         b, t, d = x.shape
-        hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
+        hidden = torch.ones(t, t, dtype=torch.bool, device=tokens.device).triu(1)
         for block in self.blocks:
             assert isinstance(block, nn.ModuleDict)
             q, k, v = block["qkv"](block["norm1"](x)).view(b, t, 3, HEADS, d // HEADS).permute(2, 0, 3, 1, 4)
@@ -54,10 +55,12 @@ class Plain(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
-def variants(d: int, members: int) -> dict[str, Callable[[], None]]:
-    models = [Plain(d) for _ in range(members)]
-    tokens = torch.randint(VOCAB, (members, BATCH, SEQ_LEN))
-    targets = torch.randint(VOCAB, (members, BATCH, SEQ_LEN))
+def variants(d: int, members: int, device: str = "cpu") -> dict[str, Callable[[], None]]:
+    """A step of all members, one after the other and as one; on CUDA until the device is done."""
+    models = [Plain(d).to(device) for _ in range(members)]
+    tokens = torch.randint(VOCAB, (members, BATCH, SEQ_LEN), device=device)
+    targets = torch.randint(VOCAB, (members, BATCH, SEQ_LEN), device=device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in models]
 
     def sequence() -> None:
@@ -65,6 +68,7 @@ def variants(d: int, members: int) -> dict[str, Callable[[], None]]:
             optimizer.zero_grad(set_to_none=True)
             model(x, y).backward()
             optimizer.step()
+        wait()
 
     parameters, buffers = stack_module_state(models)
     stacked = {name: nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
@@ -80,23 +84,25 @@ def variants(d: int, members: int) -> dict[str, Callable[[], None]]:
         for name, gradient in gradients({n: p.detach() for n, p in stacked.items()}, tokens, targets).items():
             stacked[name].grad = gradient
         together.step()
+        wait()
 
-    return {"sequence": sequence, "sequence again": sequence, "stack": stack}
+    return {"sequence": sequence, "stack": stack}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Many small runs as one graph.")
-    parser.add_argument("--members", type=int, default=8)
-    parser.add_argument("--d-model", default="32,64,128")
-    parser.add_argument("--rounds", type=int, default=20)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for d in map(int, args.d_model.split(",")):
-        seconds = interleaved(variants(d, args.members), args.rounds)
-        for name in ("sequence again", "stack"):
-            middle, low, high = ratio(seconds["sequence"], seconds[name])
-            print(f"d {d:4d}  {name:<15} {middle:.2f} ({low:.2f} to {high:.2f}) times the speed of a sequence")
+def measured(args: argparse.Namespace) -> Iterator[Group]:
+    for d in args.d_model:
+        seconds = interleaved(variants(d, args.members, args.device), args.rounds)
+        yield group(f"{args.members} models of d {d} on {args.device}", seconds, speed=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser("benchmarks.stack", __doc__, rounds=21, quick={"rounds": 11})
+    made.set_defaults(threads=1)
+    made.add_argument("--members", type=positive, default=8, metavar="K", help="default: %(default)s")
+    made.add_argument("--d-model", type=positive, nargs="+", default=[32, 64, 128], metavar="D")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    return run(made, argv, measured)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

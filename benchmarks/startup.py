@@ -1,21 +1,19 @@
 """From the command to the end of the first step, and of --help, in fresh processes: as multiples of `import torch`.
 
-python benchmarks/startup.py [--rounds 7] [--quick] [--json]
+    python -m benchmarks.startup --rounds 7
 
-Each command takes its turn in each round. `import torch again` is the same as the first: its ratio is the resolution.
+A run more in a warm process: six of one step in one worker take so much longer than one, and a fifth of that counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from timing import interleaved
+from benchmarks.timing import Command, Group, group, interleaved, parser, run
 
 ONE_STEP = (
     "trainer.max_steps=1",
@@ -32,43 +30,34 @@ jobs = compose_jobs(read_command_line(words.split()))
 assert len(jobs) == 500
 check(job.config for job in jobs)
 """
-IMPORT = ("-c", "import torch")
 LAB = ("-m", "stability_lab")
+WARM = (*LAB, "train", "-m", *ONE_STEP, "tracking=local", "sweep.workers=1", "if_exists=new")
+ONE, SIX = "sweep of one run", "sweep of six runs"
 COMMANDS = {
-    "import torch": IMPORT,
-    "import torch again": IMPORT,
+    "import torch": ("-c", "import torch"),
     "--help": (*LAB, "--help"),
     "train --help": (*LAB, "train", "--help"),
     "first step, tracking=local": (*LAB, "train", *ONE_STEP, "tracking=local"),
-    "500 jobs of a sweep, checked": ("-c", CHECK),
     "first step, W&B offline": (*LAB, "train", *ONE_STEP, "tracking.mode=offline"),
+    "500 jobs of a sweep, checked": ("-c", CHECK),
+    ONE: (*WARM, "seed=range(1)"),
+    SIX: (*WARM, "seed=range(6)"),
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="From the command to the first step.")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+def measured(args: argparse.Namespace) -> Iterator[Group]:
     with tempfile.TemporaryDirectory() as folder:
+        calls = {name: Command(*words, cwd=Path(folder)) for name, words in COMMANDS.items()}
+        seconds = interleaved(calls, args.rounds, warmup=args.warmup)
+    seconds["a further run, warm"] = [(six - one) / 5 for one, six in zip(seconds[ONE], seconds[SIX], strict=True)]
+    yield group("Processes from start to end", seconds)
 
-        def call(words: tuple[str, ...]) -> Callable[[], object]:
-            return lambda: subprocess.run([sys.executable, *words], cwd=folder, check=True, capture_output=True)
 
-        seconds = interleaved(
-            {n: call(words) for n, words in COMMANDS.items()}, 2 if args.quick else args.rounds, warmup=1
-        )
-    found = {}
-    for name, taken in seconds.items():
-        times = sorted(t / base for t, base in zip(taken, seconds["import torch"], strict=True))
-        found[name] = {"seconds": statistics.median(taken), "times": statistics.median(times), "most": times[-1]}
-    if args.json:
-        print(json.dumps(found))
-        return
-    for name, row in found.items():
-        print(f"{name:<28} {row['seconds']:6.2f} s  {row['times']:.2f} times import torch (at most {row['most']:.2f})")
+def main(argv: Sequence[str] | None = None) -> int:
+    made = parser("benchmarks.startup", __doc__, rounds=7, quick={"rounds": 1, "warmup": 0})
+    made.set_defaults(warmup=1)
+    return run(made, argv, measured)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

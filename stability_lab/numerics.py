@@ -61,7 +61,7 @@ def rms_norm(x: Tensor, gain: Tensor | None, eps: float, fused: bool = True) -> 
     """x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv:1910.07467), in fp32; fp32 (or fp64) out.
 
     torch's own is one kernel on CUDA and under torch.compile. In eager mode on CPU it is a dozen small operations
-    (`python benchmarks/numerics.py`).
+    (`python -m benchmarks.numerics`).
     """
     x = fp32(x)
     if not fused:

@@ -1,19 +1,12 @@
 """Level and power of `compare`, on fewer simulated sweeps than benchmarks/levels.py makes."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import levels
 
 
 @pytest.mark.slow
-def test_a_report_keeps_its_level_and_finds_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "levels", raising=False)
-    levels = importlib.import_module("levels")
+def test_a_report_keeps_its_level_and_finds_an_effect() -> None:
     for name in ("equal", "an arm 5 at one rate"):
         nothing = levels.simulated(3, name, 0.5, 0.0, 400, seed=100)
         assert nothing.report <= 0.08, name  # three standard errors above 5%

@@ -1,0 +1,1 @@
+"""Benchmarks, each run from the root of the checkout: `python -m benchmarks.step`. The README lists them."""
