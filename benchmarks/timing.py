@@ -171,7 +171,7 @@ def _parsed(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     if args.quick:
         parser.set_defaults(**args.changed_by_quick)
         args = parser.parse_args(argv)
-    del args.changed_by_quick
+    vars(args).pop("changed_by_quick")
     if args.json and not args.json.resolve().parent.is_dir():
         raise ConfigError(f"--json {args.json}: the folder {args.json.parent} is not there; make it first")
     return args
