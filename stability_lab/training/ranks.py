@@ -103,7 +103,8 @@ class DataParallel:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._wrapped = nn.parallel.DistributedDataParallel(model, **{_BUFFERS: False})
+        options: dict[str, Any] = {_BUFFERS: False}
+        self._wrapped = nn.parallel.DistributedDataParallel(model, **options)
         self._wrapped.register_comm_hook(None, _sum_of_bucket)  # the loss is divided by the tokens of all ranks already
         return self._wrapped
 

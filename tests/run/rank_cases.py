@@ -51,7 +51,12 @@ def nonfinite_on_one_rank(ranks: Ranks) -> None:
     run = build_run(config_of("stability.on_nonfinite=skip"), ranks)
     step_of(run, 1)
     before = [parameter.detach().clone() for parameter in run.model.parameters()]
-    hook = run.model.embed.register_forward_hook(lambda _, __, x: x * (torch.nan if ranks.rank == 1 else 1.0))
+    factor = torch.tensor(torch.nan if ranks.rank == 1 else 1.0)
+
+    def poison(_: torch.nn.Module, __: object, x: Tensor) -> Tensor:
+        return x * factor
+
+    hook = run.model.embed.register_forward_hook(poison)
     row = dict(zip(run.step.columns, step_of(run, 2).tolist(), strict=True))
     hook.remove()
     assert row["bad"] == 1, row
