@@ -16,10 +16,12 @@ from stability_lab.data.loader import build_sampler, check_length, validation_st
 from stability_lab.data.source import DataSource, TokenData
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
-from stability_lab.machine.precision import has_bf16
+from stability_lab.machine.precision import has_bf16, weight_dtype
 from stability_lab.model.init import initialise
 from stability_lab.model.mask import DocumentMark
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
+from stability_lab.objective.causal_lm import CausalLM
+from stability_lab.objective.loss import IGNORE
 from stability_lab.objective.objective import VALIDATION, Objective
 from stability_lab.plugins.instantiate import instantiate, instantiate_as
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
@@ -32,7 +34,7 @@ from stability_lab.training.schedule import Schedule
 from stability_lab.training.step import TrainStep
 from stability_lab.training.update import Update
 
-_WEIGHT_BYTES = 8  # of a parameter: fp32 weight and gradient
+_WEIGHT_BYTES = 8  # of a parameter in fp32: weight and gradient
 _LAYER_BYTES = 20_000  # of a layer's Python objects, however small its tensors
 _default_threads = torch.get_num_threads()
 
@@ -125,7 +127,9 @@ def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, Token
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    instantiate_as(Objective, config.objective, "objective")
+    objective, seq_len = instantiate_as(Objective, config.objective, "objective"), config.model.seq_len
+    if isinstance(objective, CausalLM) and objective.prompt >= seq_len:
+        raise ConfigError(f"objective.prompt={objective.prompt}: must be less than model.seq_len={seq_len}")
     optimizer = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
     Schedule.of(config.schedule, config.lr, config.trainer.max_steps)
     faults = parse(config.debug.inject, config.trainer.max_steps)
@@ -151,7 +155,12 @@ def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, Token
 def training_bytes(config: TrainConfig, model: GPT) -> int:
     """Of weights, gradients and optimizer state; activations are not counted."""
     state = instantiate_as(OptimizerOptions, config.optimizer, "optimizer").state_bytes
-    return (_WEIGHT_BYTES + state) * parameter_counts(model)["total"]
+    return _bytes(config, state) * parameter_counts(model)["total"]
+
+
+def _bytes(config: TrainConfig, state_bytes: int) -> int:
+    """Of a parameter's weight, gradient and optimizer state."""
+    return (_WEIGHT_BYTES + state_bytes) * weight_dtype(config.trainer.precision).itemsize // 4
 
 
 def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:
@@ -167,7 +176,7 @@ def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:
         (
             f"model.d_model={model.d_model}, model.n_layers={model.n_layers}, model.d_ff={d_ff}",
             "weights, gradients and optimizer state",
-            (_WEIGHT_BYTES + state_bytes) * parameters + _LAYER_BYTES * model.n_layers,
+            _bytes(config, state_bytes) * parameters + _LAYER_BYTES * model.n_layers,
         ),
         (
             f"trainer.micro_batch_size={trainer.micro_batch_size}",
@@ -255,13 +264,15 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
     data_seed = config.seed if config.data_seed is None else config.data_seed
     model = build_model(config, data.vocab_size, seams, document_mark(config, data))
     initialise(model, init_seed)
-    model.to(device)
+    model.to(device, weight_dtype(trainer.precision))
     model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
     step = build_step(config, model, ranks)
     # Dropout only: weights and batches have generators of their own.
     torch.manual_seed(dropout_seed(config.seed, ranks.rank))
     eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
     probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
+    targets = step.objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT
+    scored = targets != IGNORE
     return Run(
         config,
         device,
@@ -272,7 +283,7 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
         Schedule.of(config.schedule, config.lr, trainer.max_steps),
         build_sampler(data, seq_len, data_seed, config.sampling),
         torch.from_numpy(eval_windows).to(device),
-        data.bytes_of(step.objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT.numpy()),
+        data.bytes_of(targets[scored].numpy()),
         torch.from_numpy(probe_windows).to(device),
-        data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), seq_len),
+        data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), scored.numpy()),
     )

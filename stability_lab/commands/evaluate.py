@@ -57,10 +57,11 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     )
     from stability_lab.data.loader import validation_windows
     from stability_lab.diagnostics.probe import validate
+    from stability_lab.machine.precision import autocast, weight_dtype
+    from stability_lab.objective.loss import IGNORE
     from stability_lab.objective.objective import VALIDATION, Objective
     from stability_lab.run.resume import read_config
     from stability_lab.training.checkpoint import find_weights, load_weights
-    from stability_lab.training.step import autocast
 
     weights = find_weights(run / "checkpoints", checkpoint)
     if weights is None:
@@ -70,13 +71,15 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     target = device_of(config)
     data = load_data(config)
     seams = fill_seams(build_stabilizers(config))
-    model = build_model(config, data.vocab_size, seams, document_mark(config, data)).to(target)
+    model = build_model(config, data.vocab_size, seams, document_mark(config, data))
+    model.to(target, weight_dtype(config.trainer.precision))
     try:
         load_weights(model, weights, target)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     objective: Objective = instantiate(config.objective, "objective")
     windows = torch.from_numpy(validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences))
-    n_bytes = data.bytes_of(objective.batch(windows, VALIDATION).targets_MT.numpy())
+    targets = objective.batch(windows, VALIDATION).targets_MT
+    n_bytes = data.bytes_of(targets[targets != IGNORE].numpy())
     with autocast(target, config.trainer.precision):
         return validate(model, objective, windows.to(target), batch_size, n_bytes)

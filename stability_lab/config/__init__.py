@@ -20,6 +20,7 @@ from stability_lab.config.schema import (
     InitConfig,
     ModelConfig,
     Parser,
+    RoundingConfig,
     SamplingConfig,
     ScheduleConfig,
     TrainConfig,

@@ -90,7 +90,18 @@ class ModelConfig:
     implementation: str = _key("machine", one_of=("fused", "reference"))
     window: int | None = _key(ge=1)
     full_attention_every: int | None = _key(ge=1)
+    rounding: RoundingConfig = _key()
     init: InitConfig = _key()
+
+
+@dataclass
+class RoundingConfig:
+    """What is rounded on purpose, whatever the precision of the run."""
+
+    logits: str | None = _key(one_of=("bf16",))
+    scores: str | None = _key(one_of=("fp16",))
+    linears: str | None = _key(one_of=("mxfp8",))
+    gains: str | None = _key(one_of=("mxfp8",))
 
 
 @dataclass
@@ -121,7 +132,7 @@ class TrainerConfig:
     micro_batch_size: int = _key(ge=1)
     grad_accum_steps: int = _key(ge=1)
     grad_clip: float | None = _key(gt=0)
-    precision: str = _key(one_of=("fp32", "bf16", "fp16"))
+    precision: str = _key(one_of=("fp32", "bf16", "fp16", "fp64"))
     emulate_bf16: bool = _key("machine")
     compile: str = _key("machine", one_of=("off", "block", "full"))
     device: str = _key("machine", one_of=("auto", "cpu", "cuda"))

@@ -128,11 +128,12 @@ class TokenData:
     notices: tuple[str, ...] = ()
     stream: Callable[[int], TokenStream] | None = None
 
-    def optimal_loss(self, starts: Ids, seq_len: int) -> float | None:
-        """What a model that knows the source scores on the validation windows at `starts`; None if it is not known."""
+    def optimal_loss(self, starts: Ids, scored: npt.NDArray[np.bool_]) -> float | None:
+        """What a model that knows the source has for a loss on the validation windows at `starts` (M,), over the
+        targets that are `scored` (M, T); None if it is not known."""
         if self.val_surprisal is None:
             return None
-        return float(windows_of(self.val_surprisal, seq_len)[starts + 1].mean())
+        return float(windows_of(self.val_surprisal, scored.shape[1])[starts + 1][scored].mean())
 
     @property
     def train_tokens(self) -> int:

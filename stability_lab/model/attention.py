@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from stability_lab.config import ModelConfig
 from stability_lab.model.flex import flex_attention, on_scores
-from stability_lab.model.layers import Linear
 from stability_lab.model.mask import CAUSAL, Mask
+from stability_lab.model.rounding import linear
 from stability_lab.numerics import fp32
 from stability_lab.seams import ScoreMod, Seams, Site
 
@@ -53,10 +53,10 @@ class Attention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = site.n_heads, site.n_kv_heads, k
         self.backend, self.dropout = backend, config.dropout
         self.scale = 1 / math.sqrt(k)
-        self.wq = Linear(d, d, bias=config.bias)
-        self.wk = Linear(d, site.n_kv_heads * k, bias=config.bias)
-        self.wv = Linear(d, site.n_kv_heads * k, bias=config.bias)
-        self.wo = Linear(d, d, bias=config.bias)
+        self.wq = linear(config, d, d)
+        self.wk = linear(config, d, site.n_kv_heads * k)
+        self.wv = linear(config, d, site.n_kv_heads * k)
+        self.wo = linear(config, d, d)
         self.qk_transform = seams.qk_transform(site)
         self.attn_scale = seams.attn_scale(site)
         self.score_mod = seams.score_mod(site)

@@ -28,26 +28,29 @@ def choose_backend(
     dropout: float = 0.0,
     head_dim: int = 64,
     masked_by: str | None = None,
+    fp16_scores: bool = False,
 ) -> Backend:
     """The back-end of every layer and why; both go to the log and the manifest.
 
-    `masked_by`: the config key that hides more than the future, where one does. ConfigError where what was asked for
-    cannot honour a stabilizer: none is ever dropped.
+    `masked_by`: the config key that hides more than the future, where one does. `fp16_scores`: logits are formed in
+    fp16 whatever the precision (`model.rounding.scores`). ConfigError where what was asked for cannot honour a
+    stabilizer: none is ever dropped.
     """
     for_logits = seams.owners.get("score_mod", ())
     restored = seams.owners.get("score_restore", ())
-    if restored:
-        if precision != "fp16":
+    if restored or fp16_scores:
+        if precision != "fp16" and not fp16_scores:
             raise ConfigError(
                 f"trainer.precision={precision}: stabilizer {restored[0]} restores logits that were formed in fp16, "
                 f"and in another precision it changes only rounding; use trainer.precision=fp16, or leave it out"
             )
+        former = f"stabilizer {restored[0]}" if restored else "model.rounding.scores=fp16"
         if requested not in ("auto", "explicit"):
             raise ConfigError(
-                f"model.attention={requested}: stabilizer {restored[0]} forms logits in fp16 and needs explicit "
-                f"logits; use model.attention=auto"
+                f"model.attention={requested}: {former} forms logits in fp16 and needs explicit logits; use "
+                f"model.attention=auto"
             )
-        return Backend("explicit", f"{restored[0]} forms logits in fp16")
+        return Backend("explicit", f"{former.removeprefix('stabilizer ')} forms logits in fp16")
     if requested == "flex" and device_type == "cpu":
         raise ConfigError(
             "model.attention=flex: FlexAttention has no backward pass on CPU; use auto, sdpa or explicit there"
@@ -57,6 +60,8 @@ def choose_backend(
         unfit = f"FlexAttention has no dropout (model.dropout={dropout:g})"
     elif head_dim < FLEX_MIN_HEAD_DIM:
         unfit = f"FlexAttention needs a head_dim of {FLEX_MIN_HEAD_DIM} or more (here {head_dim})"
+    elif precision == "fp64":
+        unfit = "FlexAttention has no fp64 (trainer.precision=fp64)"
     if requested == "flex" and unfit:
         raise ConfigError(f"model.attention=flex: {unfit}; use model.attention=auto")
     if requested == "sdpa" and for_logits:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from stability_lab.config import ModelConfig
 from stability_lab.model.attention import Attention
-from stability_lab.model.layers import Linear
 from stability_lab.model.mask import CAUSAL, Mask
+from stability_lab.model.rounding import linear
 from stability_lab.seams import Seams, Site
 
 
@@ -19,9 +19,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         d, d_ff = config.d_model, config.d_ff or 4 * config.d_model
-        self.w_up = Linear(d, d_ff, bias=config.bias)
-        self.w_gate = Linear(d, d_ff, bias=config.bias) if config.mlp == "swiglu" else None
-        self.w_down = Linear(d_ff, d, bias=config.bias)
+        self.w_up = linear(config, d, d_ff)
+        self.w_gate = linear(config, d, d_ff) if config.mlp == "swiglu" else None
+        self.w_down = linear(config, d_ff, d)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         up_BTF = self.w_up(x_BTD)

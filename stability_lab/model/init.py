@@ -72,6 +72,6 @@ def _ends_branch(name: str) -> bool:
 def fingerprints(model: GPT) -> dict[str, str]:
     """Parameter name -> first 12 hex digits of the SHA-256 of its fp32 bytes: what `compare` pairs runs by."""
     return {
-        name: hashlib.sha256(p.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
+        name: hashlib.sha256(p.detach().cpu().float().contiguous().numpy().tobytes()).hexdigest()[:12]
         for name, p in model.named_parameters()
     }

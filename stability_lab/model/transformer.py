@@ -15,6 +15,7 @@ from stability_lab.model.block import Block
 from stability_lab.model.layers import Embedding, Linear
 from stability_lab.model.mask import DocumentMark, Masks, layer_windows
 from stability_lab.model.rope import LearnedPositions, Rope, SinusoidalPositions
+from stability_lab.model.rounding import rounded
 from stability_lab.seams import ModelOutput, Seams, Site
 
 
@@ -41,8 +42,16 @@ class GPT(nn.Module):
         masked_by = "sampling.mask_documents" if mark else "model.window" if any(windows) else None
         self.config, self.seams, self.mark, self.fused = config, seams, mark, site.fused
         self.backend = choose_backend(
-            config.attention, seams, device_type, precision, config.dropout, site.head_dim, masked_by
+            config.attention,
+            seams,
+            device_type,
+            precision,
+            config.dropout,
+            site.head_dim,
+            masked_by,
+            fp16_scores=config.rounding.scores is not None,
         )
+        seams = rounded(seams, config.rounding)
         self.masks = Masks(windows, mark, self.backend.name)
         self.embed = Embedding(rows, config.d_model)
         self.embed_scale = seams.embed_scale(site)

@@ -9,20 +9,26 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from stability_lab.config import option
 from stability_lab.judge.series import perplexity
-from stability_lab.objective.loss import LossSums, language_model_loss
+from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
 from stability_lab.objective.objective import Batch
 from stability_lab.seams import LossTerm, ModelOutput
 
 
 @dataclass(frozen=True)
 class CausalLM:
-    """No options. The sample's number plays no part."""
+    """The first `prompt` targets of a sequence are given and not predicted. The sample's number plays no part."""
 
     name: ClassVar[str] = "causal_lm"
+    prompt: int = option(0, ge=0)
 
     def batch(self, windows_MT1: Tensor, first: int) -> Batch:
-        return Batch(windows_MT1[:, :-1], windows_MT1[:, 1:])
+        targets_MT = windows_MT1[:, 1:]
+        if self.prompt:
+            targets_MT = targets_MT.clone()
+            targets_MT[:, : self.prompt] = IGNORE
+        return Batch(windows_MT1[:, :-1], targets_MT)
 
     def loss(self, output: ModelOutput, batch: Batch, inv_n: Tensor, terms: Iterable[LossTerm] = ()) -> LossSums:
         logits_NV, targets_N = output.logits_BTV.flatten(0, 1), batch.targets_MT.flatten()

@@ -33,10 +33,10 @@ from stability_lab.config import TrainConfig, in_speed_key
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 from stability_lab.diagnostics.probe import probe_attention, validate
 from stability_lab.machine.clock import Clock
+from stability_lab.machine.precision import autocast
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
 from stability_lab.seams import Seams, Stabilizer
 from stability_lab.text import flatten
-from stability_lab.training.step import autocast
 
 BUDGET_S = 30.0  # three steps that would take longer are replaced by one micro-batch
 ROUNDS = 7  # of steps with one thread and with several

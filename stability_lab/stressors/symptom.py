@@ -17,7 +17,7 @@ SMALL = "model=gpt_pico"  # every stressor shows its symptom in this model, in s
 
 @dataclass(frozen=True)
 class Symptom:
-    """`event` is a verdict, a kind of event of the judge, or `above`: the signal exceeds `limit`.
+    """`event` is a verdict, a kind of event of the judge, or `above` or `below`: the signal passes `limit`.
 
     `signal` names the column of metrics.jsonl in which it shows; it begins between the steps `since` and `by`.
     """
@@ -35,7 +35,8 @@ class Symptom:
     def _steps(self, run: RunRecord) -> list[int]:
         if self.limit is not None:
             series = run.series("step", self.signal)
-            return [int(step) for step in series["step"][series[self.signal] > self.limit]]
+            sign = -1 if self.event == "below" else 1
+            return [int(step) for step in series["step"][sign * series[self.signal] > sign * self.limit]]
         if self.event in VERDICTS:
             begin = run.metric("first_bad_step" if self.event == "diverged" else "steps")
             return [int(begin)] if run.outcome == self.event and begin is not None else []

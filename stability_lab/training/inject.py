@@ -6,6 +6,7 @@
 | nan_loss@k, inf_loss@k | the loss, and with it every gradient, becomes NaN or infinite |
 | lr_spike@kxF | the learning rate is F times the schedule's |
 | bad_batch@k | every sequence of the batch is one short n-gram, repeated |
+| data_shift@k | from here on every sequence is read backwards: another language of the same letters |
 | all_ignored@k | no target is valid |
 | raise@k | an exception |
 | kill@k | the process kills itself (SIGKILL) before the step |
@@ -31,7 +32,7 @@ from stability_lab.objective.loss import IGNORE
 from stability_lab.objective.objective import Batch
 
 ENDS_THE_PROCESS = ("raise", "kill", "kill_in_checkpoint")
-KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "all_ignored", *ENDS_THE_PROCESS)
+KINDS = ("nan_grad", "nan_loss", "inf_loss", "lr_spike", "bad_batch", "data_shift", "all_ignored", *ENDS_THE_PROCESS)
 NGRAM = 4  # tokens of the n-gram that a bad batch repeats
 
 
@@ -83,6 +84,7 @@ class Injector:
         self.faults: dict[int, list[Fault]] = {}
         for fault in faults:
             self.faults.setdefault(fault.step, []).append(fault)
+        self.shifted_from = min((step for step in self.faults if "data_shift" in self._kinds(step)), default=math.inf)
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint is to be written after this step."""
@@ -106,6 +108,8 @@ class Injector:
 
     def tokens(self, step: int, tokens: Tensor) -> Tensor:
         """(N, T+1); a bad batch repeats the first n-gram of each sequence, as a damaged document would."""
+        if step >= self.shifted_from:
+            tokens = tokens.flip(1)
         if "bad_batch" not in self._kinds(step):
             return tokens
         repeats = -(-tokens.shape[1] // NGRAM)

@@ -20,6 +20,7 @@ from stability_lab.judge.series import Row, perplexity
 from stability_lab.judge.verdict import Evidence
 from stability_lab.judge.watch import Watch
 from stability_lab.machine.clock import Clock, busy
+from stability_lab.machine.precision import autocast
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.objective import Objective
 from stability_lab.seams import Stabilizer
@@ -27,7 +28,7 @@ from stability_lab.training.checkpoint import Checkpoints, State, put_weights, w
 from stability_lab.training.inject import Injector
 from stability_lab.training.ranks import Ranks
 from stability_lab.training.schedule import Schedule
-from stability_lab.training.step import TrainStep, autocast
+from stability_lab.training.step import TrainStep
 
 _log = logging.getLogger("stability_lab")
 _CLIP = "optim/clip_coef"

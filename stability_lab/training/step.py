@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, _amp_update_scale_, _foreach_norm, nn  # pyright: ignore[reportPrivateImportUsage]
 
+from stability_lab.machine.precision import autocast, weight_dtype
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE, LossSums
 from stability_lab.objective.objective import Batch, Objective
@@ -20,12 +21,6 @@ from stability_lab.seams import AfterStep, Gradients, LossTerm
 from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.ranks import ONE, Ranks
 from stability_lab.training.update import Update
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    return torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32")
 
 
 class LossScale:
@@ -89,7 +84,7 @@ class TrainStep:
 
     def __call__(self, batch: Batch, lr: float, poison: str | None = None) -> Tensor:
         """`poison` is a fault to inject (`inject.Injector`)."""
-        (n,) = self.ranks.sums([(batch.targets_MT != IGNORE).sum().float()])
+        (n,) = self.ranks.sums([(batch.targets_MT != IGNORE).sum().to(weight_dtype(self.precision))])
         inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
         for parameter in self.update.parameters:
             parameter.grad = None
@@ -112,7 +107,7 @@ class TrainStep:
             call_off = call_off | self.stopped
         side = self.side.before(Gradients(grads, loss, norm, torch.ones_like(norm), call_off))
         scale = self.scale.value.clone()
-        self.update.step(lr, scale / side.coef, side.call_off.float())
+        self.update.step(lr, (scale / side.coef).float(), side.call_off.float())
         self.side.after(AfterStep(self.model, lr, bound_L, side.call_off))
         self.scale.update(overflow.float())
         skipped = skipped | (side.call_off & ~call_off)

@@ -46,6 +46,8 @@ def test_a_symptom_is_an_event_a_verdict_or_a_level_in_its_time(tmp_path: Path) 
     assert Symptom("above", "train/loss", by=10, limit=8.0).step(run) == 2
     assert Symptom("above", "train/loss", by=10, limit=8.0, since=3).step(run) == 4
     assert Symptom("above", "train/loss", by=10, limit=9.0).step(run) is None
+    assert Symptom("below", "train/loss", by=10, limit=4.5).step(run) == 3
+    assert Symptom("below", "train/loss", by=10, limit=4.0).step(run) is None
     assert Symptom("diverged", "train/loss", by=4).step(run) == 4
     assert Symptom("diverged", "train/loss", by=3).step(run) is None
 
@@ -60,8 +62,8 @@ def test_a_name_that_none_has_gets_a_sentence() -> None:
 def test_a_stressor_says_what_it_provokes_and_has_a_page(option: Stressor) -> None:
     assert option.summary
     assert option.source
-    assert option.symptom.event in {*SPIKES, *VERDICTS, "attention_logit_alert", "above"}
-    assert (option.symptom.event == "above") == (option.symptom.limit is not None)
+    assert option.symptom.event in {*SPIKES, *VERDICTS, "attention_logit_alert", "nonfinite_step", "above", "below"}
+    assert (option.symptom.event in ("above", "below")) == (option.symptom.limit is not None)
     if option.rescue is not None:
         assert (config_dir() / "stabilizer" / f"{option.rescue}.yaml").is_file()
     page = (DOCS / "stressors" / f"{option.name}.md").read_text(encoding="utf-8")
@@ -74,7 +76,7 @@ def test_the_words_that_show_a_stressor_leave_its_keys_alone(option: Stressor) -
     (job,) = compose_jobs(read_command_line([*option.words, f"+stressor={option.name}"]))
     content = yaml.safe_load((config_dir() / "stressor" / f"{option.name}.yaml").read_text(encoding="utf-8"))
     composed = flatten(job.plain)
-    own = flatten({key: value for key, value in content.items() if key != "stressor"})
+    own = flatten({key: value for key, value in content.items() if key not in ("stressor", "defaults")})
     assert own
     assert {key: composed[key] for key in own} == own
 

@@ -15,7 +15,7 @@ from stability_lab.judge.series import Row, perplexity
 from stability_lab.judge.verdict import Evidence
 from stability_lab.judge.watch import Watch
 from stability_lab.training.checkpoint import load_weights, save_weights
-from stability_lab.training.inject import Fault, InjectedFault, parse
+from stability_lab.training.inject import Fault, InjectedFault, Injector, parse
 
 # The largest power of ten that keeps the weights of the first step finite: Adam divides it by 1 - beta1.
 DIVERGING = ("optimizer.lr=1e37", "schedule.warmup_steps=0", "schedule.name=constant", "trainer.max_steps=7")
@@ -204,6 +204,13 @@ def test_the_learning_rate_and_the_batch_are_changed_at_their_step_only(trained,
     bad = trained(*SHORT, "debug.inject=bad_batch@3")
     assert bad.steps[:2] == clean.steps[:2]
     assert bad.steps[2]["train/loss"] != clean.steps[2]["train/loss"]
+
+
+def test_after_a_shift_of_data_every_sequence_is_read_backwards():
+    inject = Injector(parse("data_shift@3", 6))
+    windows = torch.arange(10).view(2, 5)
+    assert torch.equal(inject.tokens(2, windows), windows)
+    assert all(torch.equal(inject.tokens(step, windows), windows.flip(1)) for step in (3, 4, 6))
 
 
 def test_an_injected_exception_ends_the_run_at_its_step(prepare):

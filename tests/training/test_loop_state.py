@@ -25,6 +25,7 @@ CASES = {
         "schedule.decay_fraction=0.5",
     ),
     "fp16 with overflows": ("trainer.precision=fp16", "model.dropout=0.1"),
+    "fp64, stabilizers": ("trainer.precision=fp64", "+stabilizer=[qknorm,zloss,rmsnorm]"),
     "bf16, stabilizers, tied": ("trainer.precision=bf16", "+stabilizer=[qknorm,zloss]", "model.tied_head=true"),
     "bad steps": ("stability.on_nonfinite=skip", "debug.inject=[nan_grad@2,nan_loss@9]"),
     "decay on its own, an epoch's end": (

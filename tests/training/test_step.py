@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from stability_lab.model.init import fingerprints
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.objective import Batch
 from stability_lab.training.loop import Run
+from stability_lab.training.optimizers import decay_groups
 from stability_lab.training.step import LossScale, forward_loss
 
 
@@ -162,6 +164,39 @@ def test_bf16_stays_close_to_fp32(tiny_run, train_steps):
         assert b["optim/grad_norm"] == pytest.approx(a["optim/grad_norm"], rel=0.05)
         assert b["optim/loss_scale"] == 1
     assert exact != low
+
+
+def test_fp64_is_of_weights_loss_and_optimizer_and_begins_with_the_same_weights(tiny_run, train_steps):
+    exact, run = tiny_run(), tiny_run("trainer.precision=fp64", "+stabilizer=zloss")
+    assert fingerprints(run.model) == fingerprints(exact.model)
+    (row,) = train_steps(run, 1)
+    batch = batch_of(exact)
+    row32 = dict(zip(exact.step.columns, exact.step(batch, 1e-2).tolist(), strict=True))
+    assert row["train/loss"] == pytest.approx(row32["train/loss"], rel=1e-6)
+    tensors = {name: value.dtype for name, value in run.step.state().items() if name.startswith("optimizer/exp")}
+    assert {p.dtype for p in run.model.parameters()} | set(tensors.values()) == {torch.float64}
+
+
+@pytest.mark.oracle
+def test_fp64_steps_are_those_of_torch_in_double(tiny_run):
+    """Clipped, with an N that is no power of two: only the clip factor is of 24 bits."""
+    run = tiny_run(
+        "trainer.precision=fp64", "trainer.micro_batch_size=3", "trainer.grad_clip=0.05", "optimizer.eps=1e-3"
+    )
+    model, batch = copy.deepcopy(run.model), batch_of(run, 3)
+    groups = decay_groups(model, run.config.optimizer["weight_decay"], False)
+    theirs = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-3, foreach=False)
+    for _ in range(3):
+        theirs.zero_grad()
+        torch.nn.functional.cross_entropy(
+            model(batch.inputs_MT).logits_BTV.flatten(0, 1), batch.targets_MT.flatten()
+        ).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        theirs.step()
+        run.step(batch, 1e-2)
+    for ours, other in zip(run.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=0, atol=1e-8)
+        assert (ours - ours.float()).abs().max() > 0
 
 
 def test_fp16_norm_is_unscaled_and_weights_stay_fp32(tiny_run, train_steps):

@@ -168,6 +168,56 @@ class Induction:
         return _load(self, start_id=self.vocab_size - 1)
 
 
+@dataclass(frozen=True)
+class ModularAddition:
+    """a, b, c, a, b, c, ... with c = (a + b) mod `modulus`: a share of all pairs to train on, the others held out.
+
+    c is fitted exactly. With model.seq_len=3 and objective.prompt=2 a window is some sum, a pair and the pair's sum,
+    which alone is predicted, and an epoch is one batch of all pairs (arXiv:2201.02177, arXiv:2206.04817).
+    """
+
+    name: ClassVar[str] = "modular_addition"
+    modulus: int = 23
+    share: float = 0.5
+    source_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.modulus <= 1000:
+            raise ValueError(f"modulus={self.modulus}: must be 2 to 1000")
+        if not 1 <= self.pairs < self.modulus**2:
+            raise ValueError(f"share={self.share:g}: must leave a pair of the {self.modulus**2} to either split")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.modulus
+
+    @property
+    def pairs(self) -> int:
+        """Pairs to train on."""
+        return round(self.share * self.modulus**2)
+
+    @property
+    def tokens(self) -> int:
+        return 3 * self.pairs + 1
+
+    @property
+    def val_tokens(self) -> int:
+        return 3 * (self.modulus**2 - self.pairs) + 1
+
+    def entropy_rate(self) -> float:
+        return 2 / 3 * math.log(self.modulus)
+
+    def draw(self, split: str, n: int) -> Drawn:
+        order = _generator(self, "pairs").permutation(self.modulus**2)
+        a, b = np.divmod(order[: self.pairs] if split == "train" else order[self.pairs :], self.modulus)
+        ids = np.insert(np.stack([a, b, (a + b) % self.modulus], axis=1), 0, 0)  # a window begins with an id before a
+        nats = np.where(np.arange(len(ids)) % 3, math.log(self.modulus), 0.0)
+        return Drawn(ids[:n], nats[:n])
+
+    def load(self, tokenizer: TokenizerOptions) -> TokenData:
+        return _load(self)
+
+
 def stationary(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The distribution with pi P = pi, shape (V,), of a matrix without zeros."""
     n = len(p)
@@ -177,7 +227,7 @@ def stationary(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=2)  # a command composes, checks and builds, each time from the same few options
-def _load(source: Markov | Copy | Induction, start_id: int | None = None) -> TokenData:
+def _load(source: Markov | Copy | Induction | ModularAddition, start_id: int | None = None) -> TokenData:
     dtype = ids_dtype(source.vocab_size)
     train, val = source.draw("train", source.tokens), source.draw("val", source.val_tokens)
     ids = train.ids.astype(dtype)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stability_lab.config import ConfigError
-from stability_lab.data.loader import validation_starts, validation_windows
+from stability_lab.data.loader import TrainSampler, validation_starts, validation_windows
 from stability_lab.data.source import TokenData
-from stability_lab.data.sources.synthetic import Copy, Induction, Markov, stationary
+from stability_lab.data.sources.synthetic import Copy, Induction, Markov, ModularAddition, stationary
 from stability_lab.data.tokenizer import ByteTokenizer
 from stability_lab.data.tokens.scan import bigram_entropy, statistics
 
@@ -91,7 +91,7 @@ def test_the_optimum_of_windows_is_the_mean_surprisal_of_their_targets(source: A
     starts = validation_starts(data.val_tokens, 16, 20)
     np.testing.assert_array_equal(validation_windows(data.val, 16, 20)[:, 0], np.asarray(data.val)[starts])
     targets = [data.val_surprisal[start + 1 : start + 17] for start in starts]
-    assert data.optimal_loss(starts, 16) == pytest.approx(np.mean(targets))
+    assert data.optimal_loss(starts, np.ones((len(starts), 16), dtype=bool)) == pytest.approx(np.mean(targets))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,23 @@ def test_documents_carry_exactly_the_entropy_rate(source: Copy | Induction, leng
     surprisal = load(source).val_surprisal
     assert surprisal is not None
     assert surprisal[: 20 * length].mean() == pytest.approx(source.entropy_rate(), rel=1e-12)
+
+
+def test_an_epoch_of_modular_addition_is_one_batch_of_pairs_with_their_sum() -> None:
+    source = ModularAddition(modulus=7, share=0.4)
+    data = load(source)
+    train = TrainSampler(data.train, 3, data_seed=5).batch(0, source.pairs)
+    val = validation_windows(data.val, 3, 1000)
+    pairs = [(int(a), int(b)) for _, a, b, _ in np.concatenate([train, val])]
+    assert len(train) == round(0.4 * 49)
+    assert sorted(pairs) == [(a, b) for a in range(7) for b in range(7)]
+    assert all((a + b) % 7 == c for _, a, b, c in train)
+    scored = np.zeros((len(val), 3), dtype=bool)
+    scored[:, 2] = True
+    starts = validation_starts(data.val_tokens, 3, 1000)
+    assert data.optimal_loss(starts, scored) == 0
+    assert data.optimal_loss(starts, ~scored) == pytest.approx(math.log(7))
+    assert data.optimal_loss(starts, scored | True) == pytest.approx(data.entropy_rate)
 
 
 def test_data_is_a_function_of_its_options() -> None:
@@ -125,6 +142,8 @@ def test_statistics_agree() -> None:
         (lambda: Markov(concentration=0.0), "^concentration=0: must be 0.001 to 1000"),
         (lambda: Markov(tokens=1), "^tokens=1: must be 2"),
         (lambda: Copy(length=0), "^length=0: must be 1"),
+        (lambda: ModularAddition(modulus=1), "^modulus=1: must be 2 to 1000"),
+        (lambda: ModularAddition(share=1.0), "^share=1: must leave a pair of the 529 to either split"),
         (lambda: Induction(keys=4, pairs=5), r"^pairs=5: must be at most data\.keys=4"),
     ],
 )
