@@ -28,6 +28,7 @@ _WORDS = {
     "attn/max_abs_logit": "the largest attention logit",
     "optim/grad_norm": "the gradient norm",
     "train/loss": "the training loss",
+    "train/log_z_mean": "the mean log Z",
 }
 _LOSS, _NORM = "train/loss", "optim/grad_norm"
 
@@ -78,7 +79,7 @@ def _train(stressor: Stressor, words: list[str]) -> int:
     if len(runs) != 2 or not all(run.ended for run in runs):
         print("error: the runs have no result; their reasons are above", file=sys.stderr)
         return 1
-    failed, rescued = sorted(runs, key=lambda run: run.stabilizers != "none")
+    failed, rescued = sorted(runs, key=lambda run: str(stressor.rescue) in run.stabilizers)
     picture = folder / f"{stressor.name}.png"
     _draw(stressor, failed, rescued, picture)
     print("\n".join(sentences(stressor, failed, rescued)))
@@ -106,11 +107,11 @@ def sentences(stressor: Stressor, failed: RunRecord, rescued: RunRecord) -> Iter
     name = _WORDS.get(signal, signal)
     broke = f"{name} left its bounds at step {step} and" if step is not None else f"nothing broke this time: {name}"
     yield (
-        f"Without a stabilizer {broke} reached {_top(failed, signal)}; the verdict is {failed.outcome}, at a "
+        f"Without a stabilizer {broke} reached {_worst(failed, stressor)}; the verdict is {failed.outcome}, at a "
         f"validation loss of {_loss(failed)} nats."
     )
     yield (
-        f"With {rescued.stabilizers} {name} reached {_top(rescued, signal)}; the verdict is {rescued.outcome}, at "
+        f"With {rescued.stabilizers} {name} reached {_worst(rescued, stressor)}; the verdict is {rescued.outcome}, at "
         f"{_loss(rescued)} nats."
     )
     if _shared(failed) == _shared(rescued):
@@ -127,9 +128,11 @@ def _shared(run: RunRecord) -> tuple[Any, ...]:
     return tuple(run.facts.get(key) for key in ("data.first_batch", "data.last_batch", "init.embed.weight"))
 
 
-def _top(run: RunRecord, signal: str) -> str:
-    values = run.series(signal)[signal]
-    return rough(max(values[values == values], default=math.nan))
+def _worst(run: RunRecord, stressor: Stressor) -> str:
+    """The value of the signal that is furthest on the side of the symptom."""
+    values = run.series(stressor.symptom.signal)[stressor.symptom.signal]
+    furthest = min if stressor.symptom.event == "below" else max
+    return rough(furthest(values[values == values], default=math.nan))
 
 
 def _loss(run: RunRecord) -> str:

@@ -170,7 +170,8 @@ class Induction:
 
 @dataclass(frozen=True)
 class ModularAddition:
-    """a, b, c, a, b, c, ... with c = (a + b) mod `modulus`: a share of all pairs to train on, the others held out.
+    """a, b, c, a, b, c, ... with c = (a + b) mod `modulus`: a share of all pairs to train on. Validation
+    reads the others, or without `held_out` the same.
 
     c is fitted exactly. With model.seq_len=3 and objective.prompt=2 a window is some sum, a pair and the pair's sum,
     which alone is predicted, and an epoch is one batch of all pairs (arXiv:2201.02177, arXiv:2206.04817).
@@ -179,13 +180,14 @@ class ModularAddition:
     name: ClassVar[str] = "modular_addition"
     modulus: int = 23
     share: float = 0.5
+    held_out: bool = True
     source_seed: int = 0
 
     def __post_init__(self) -> None:
         if not 2 <= self.modulus <= 1000:
             raise ValueError(f"modulus={self.modulus}: must be 2 to 1000")
-        if not 1 <= self.pairs < self.modulus**2:
-            raise ValueError(f"share={self.share:g}: must leave a pair of the {self.modulus**2} to either split")
+        if not 1 <= self.pairs <= self.modulus**2 - self.held_out:
+            raise ValueError(f"share={self.share:g}: must give 1 to {self.modulus**2 - self.held_out} pairs")
 
     @property
     def vocab_size(self) -> int:
@@ -202,14 +204,15 @@ class ModularAddition:
 
     @property
     def val_tokens(self) -> int:
-        return 3 * (self.modulus**2 - self.pairs) + 1
+        return 3 * (self.modulus**2 - self.pairs if self.held_out else self.pairs) + 1
 
     def entropy_rate(self) -> float:
         return 2 / 3 * math.log(self.modulus)
 
     def draw(self, split: str, n: int) -> Drawn:
         order = _generator(self, "pairs").permutation(self.modulus**2)
-        a, b = np.divmod(order[: self.pairs] if split == "train" else order[self.pairs :], self.modulus)
+        others = split == "val" and self.held_out
+        a, b = np.divmod(order[self.pairs :] if others else order[: self.pairs], self.modulus)
         ids = np.insert(np.stack([a, b, (a + b) % self.modulus], axis=1), 0, 0)  # a window begins with an id before a
         nats = np.where(np.arange(len(ids)) % 3, math.log(self.modulus), 0.0)
         return Drawn(ids[:n], nats[:n])

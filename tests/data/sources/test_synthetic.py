@@ -112,6 +112,8 @@ def test_an_epoch_of_modular_addition_is_one_batch_of_pairs_with_their_sum() -> 
     assert len(train) == round(0.4 * 49)
     assert sorted(pairs) == [(a, b) for a in range(7) for b in range(7)]
     assert all((a + b) % 7 == c for _, a, b, c in train)
+    same = load(ModularAddition(modulus=7, share=1.0, held_out=False))
+    np.testing.assert_array_equal(same.val, same.train)
     scored = np.zeros((len(val), 3), dtype=bool)
     scored[:, 2] = True
     starts = validation_starts(data.val_tokens, 3, 1000)
@@ -143,7 +145,7 @@ def test_statistics_agree() -> None:
         (lambda: Markov(tokens=1), "^tokens=1: must be 2"),
         (lambda: Copy(length=0), "^length=0: must be 1"),
         (lambda: ModularAddition(modulus=1), "^modulus=1: must be 2 to 1000"),
-        (lambda: ModularAddition(share=1.0), "^share=1: must leave a pair of the 529 to either split"),
+        (lambda: ModularAddition(share=1.0), "^share=1: must give 1 to 528 pairs"),
         (lambda: Induction(keys=4, pairs=5), r"^pairs=5: must be at most data\.keys=4"),
     ],
 )
