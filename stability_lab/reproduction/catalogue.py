@@ -47,6 +47,7 @@ class Part:
     show: tuple[str, ...] = ()
     delta: float = 1.0
     injected: tuple[int, ...] = ()
+    levels: tuple[float, ...] = ()
     figures: tuple[str, ...] = ("differences", "curves")
     pair: tuple[str, ...] = ()
     compute: str | None = None

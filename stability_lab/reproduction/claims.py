@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scipy import stats
+
 from stability_lab.compare.contrasts import difference_by_seed
 from stability_lab.compare.grouping import LR, Cell, Grouping
 from stability_lab.compare.ladders import Ladder, ladders
@@ -27,6 +29,7 @@ from stability_lab.reproduction.claim_verdicts import (
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
 
 NOT_BUILT, NOT_RUN = "not built yet", "not run yet"
+_HALF = 0.5  # of what was learned, whose loss is a failure
 NO_PAIR = "the arms have no pair of finite runs on the same batches"
 _Test = Mapping[str, Any]
 _PAIRING = ("fingerprint", "first_batch", "last_batch", "validation")
@@ -165,6 +168,42 @@ def _difference(part: Part, test: _Test, evidence: PartEvidence) -> Difference |
     return min(filter(None, found), key=lambda d: d.value * test["direction"], default=None)
 
 
+def _ranks(part: Part, test: _Test, evidence: PartEvidence) -> Difference | None:
+    """As `difference`, with the p of Mann and Whitney's test: counts of few events are not normal."""
+    found = _difference(part, test, evidence)
+    (own, other), _ = _columns(part, test, evidence, [test["a"], test["b"]])
+    return found and replace(found, p=_rank_p(own, other))
+
+
+def _kept(part: Part, test: _Test, evidence: PartEvidence) -> Difference | None:
+    """At how many of the rates a seed's run keeps more than half of what its arm learned at the arm's best rate, beyond
+    the frequencies of the tokens."""
+    sides = [_runs(evidence, test[side]) for side in "ab"]
+    own, other = map(_rates_kept, sides)
+    found = difference_by_seed(own, other, _paired(*sides))
+    return found and replace(found, p=_rank_p(own, other))
+
+
+def _rates_kept(runs: Sequence[KeptRun]) -> dict[int, float]:
+    """By seed; a run without a finite loss keeps nothing."""
+    losses: dict[float | None, dict[int, float]] = {}
+    for run in runs:
+        loss = run.record.metric("val/loss")
+        losses.setdefault(run.lr, {})[run.seed] = math.inf if loss is None or math.isnan(loss) else loss
+    best = min(math.fsum(of_seeds.values()) / len(of_seeds) for of_seeds in losses.values())
+    floor = next(run.record.manifest["data"]["unigram_entropy"] for run in runs)
+    limit = best + _HALF * (floor - best)
+    return {seed: float(sum(of[seed] < limit for of in losses.values() if seed in of)) for seed in losses[runs[0].lr]}
+
+
+def _rank_p(own: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Mann and Whitney's p; None where an arm has fewer than two values."""
+    if min(len(own), len(other)) < 2:
+        return None
+    both = [list(own.values()), list(other.values())]
+    return 1.0 if len({*both[0], *both[1]}) == 1 else float(stats.mannwhitneyu(*both).pvalue)
+
+
 def _samples(part: Part, test: _Test, evidence: PartEvidence) -> Difference:
     return paired_difference(_values(evidence, test["a"]), _values(evidence, test["b"]))
 
@@ -192,6 +231,8 @@ _Rule = Callable[[Part, _Test, PartEvidence], Finding | Difference | None]
 # Differences are decided together, all others one by one.
 _DIFFERENCES: Mapping[str, _Rule] = {
     "difference": _difference,
+    "ranks": _ranks,
+    "kept": _kept,
     "samples": _samples,
     "lr_sensitivity": _sensitivity,
 }

@@ -39,7 +39,7 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> st
         faults.append(f"{shown(path)} holds {gone} that are not there any more and is kept: delete it to replace it")
     elif runs:
         records = [run.record for run in runs]
-        kept = [small(record, part.injected) for record in records]
+        kept = [small(record, part.injected, part.levels) for record in records]
         head = _head(part, scale) | {"commands": [sweep.command for sweep in made], **_facts(records)}
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
         write(path, PartEvidence(head, tuple(runs)), kept)

@@ -18,10 +18,13 @@ from stability_lab.compare.run_record import RunRecord
 # What tables and claims use.
 _DEFINITIONS = ("olmo2", "olmo_core", "robust")
 _MANIFEST = ("created", "device", "threads", "precision", "attention", "fingerprint")
-_DATA = ("fingerprint", "first_batch", "last_batch", "validation")
+_DATA = ("fingerprint", "first_batch", "last_batch", "validation", "unigram_entropy")
 _LAYERS = ("act/rms/L", "attn/entropy/L")
 _BEFORE = 20  # steps with which an injected one is compared
 _LAST = 20  # steps at the end of a series that are averaged
+_FAILING = 15  # steps of which the mean loss leaves a level
+# Measures of how runs fail: one that diverged has them as well.
+_OF_FAILURES = ("ln_failing_lr/", "spike_events")
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class KeptRun:
         return f"{self.arm}@{self.setting}" if self.setting else self.arm
 
     def metric(self, name: str) -> float | None:
-        """A finite final or derived value; None if the run has none, or diverged."""
-        value = None if self.record.diverged else self.record.metric(name)
+        """A finite final or derived value; None if the run has none, or diverged and it is no measure of failures."""
+        value = None if self.record.diverged and not name.startswith(_OF_FAILURES) else self.record.metric(name)
         return value if value is not None and math.isfinite(value) else None
 
 
@@ -54,7 +57,7 @@ class PartEvidence:
     values: Mapping[str, float | list[float]] = field(default_factory=dict)
 
 
-def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
+def small(record: RunRecord, injected: Sequence[int] = (), levels: Sequence[float] = ()) -> dict[str, Any]:
     """The kept part of a run's files, with the values that are derived from its series."""
     manifest, summary = record.manifest, record.summary
     data = manifest.get("data")
@@ -71,7 +74,7 @@ def small(record: RunRecord, injected: Sequence[int] = ()) -> dict[str, Any]:
         "summary": {
             **{key: summary.get(key) for key in kept},
             "initial": {"val/loss": record.initial("val/loss")},
-            "final": {**_kept(summary.get("final") or {}), **_derived(record, injected)},
+            "final": {**_kept(summary.get("final") or {}), **_derived(record, injected, levels)},
             "scores": scores,
         },
     }
@@ -95,9 +98,9 @@ def _counts(score: Mapping[str, Any]) -> dict[str, Any]:
     return {key: score.get(key) for key in ("score", "n_spikes", "n_scored", "window", "threshold")}
 
 
-def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
+def _derived(record: RunRecord, injected: Sequence[int], levels: Sequence[float]) -> dict[str, float]:
     """Scalars from the series of a run; one that the run does not give is left out."""
-    series = record.series("step", "optim/grad_norm", "train/log_z_mean", "train/loss")
+    series = record.series("step", "optim/lr", "optim/grad_norm", "train/log_z_mean", "train/loss")
     norm, log_z, losses = series["optim/grad_norm"], series["train/log_z_mean"], series["train/loss"]
     found: dict[str, float] = {}
     n = len(norm)
@@ -117,6 +120,7 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
         found["abs_log_z"] = abs(float(np.nanmean(log_z[-_LAST:])))
     if n and np.isfinite(losses).any():
         found["loss_peak"] = float(losses[np.isfinite(losses)].max())
+    found |= _failing_rates(series["optim/lr"], losses, levels)
     final = record.summary.get("final") or {}
     streams = [float(final[key]) for key in sorted(final) if key.startswith("act/rms/L")]
     if streams and streams[0] > 0:
@@ -128,3 +132,17 @@ def _derived(record: RunRecord, injected: Sequence[int]) -> dict[str, float]:
     if speed is not None and speed > 0:
         found["log_tokens_per_s"] = math.log(speed)
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _failing_rates(lr: np.ndarray, losses: np.ndarray, levels: Sequence[float]) -> dict[str, float]:
+    """Logarithm of the rate at which the mean loss of 15 steps leaves each level upwards for good, or of the last rate
+    where it never does; a level below which it never was is left out."""
+    if losses.size < _FAILING:
+        return {}
+    means = np.convolve(np.nan_to_num(losses, nan=1e4, posinf=1e4), np.full(_FAILING, 1 / _FAILING), "valid")
+    found = {}
+    for level in levels:
+        below = np.flatnonzero(means <= level)
+        if below.size:
+            found[f"ln_failing_lr/{level:g}"] = math.log(lr[min(int(below[-1]) + _FAILING, lr.size - 1)])
+    return found

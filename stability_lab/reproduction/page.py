@@ -26,6 +26,8 @@ _UNITS = {
     "abs_log_z": "nats",
     "log10_max_attn_logit": "decades",
     **dict.fromkeys(("grad_level", "grad_growth", "log_injected_ratio", "log_tokens_per_s"), "(natural logarithm)"),
+    "ln_failing_lr/2.6": "(natural logarithm)",
+    "spike_events": "a run",
 }
 _TESTED = ("/decision.png", "/differences.png")
 _FAMILY = "A filled mark is significant by Holm's rule over all tests of these runs; claims are corrected apart."
@@ -94,7 +96,7 @@ def _unit(part: Part, decided: Decided) -> str:
         return ""
     if test["kind"] == "printed":
         return f"{decided.claim.unit}, of the printed values"
-    by_kind = {"lr_sensitivity": "nats", "stable_lr": "times", "spikes": "percent"}
+    by_kind = {"lr_sensitivity": "nats", "stable_lr": "times", "spikes": "percent", "kept": "rates"}
     by_metric = _UNITS.get(test.get("metric", part.metric), "") if part.compute is None else ""
     return by_kind.get(test["kind"], by_metric)
 

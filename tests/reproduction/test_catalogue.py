@@ -35,6 +35,7 @@ DERIVED = {
     "rms_growth",
     "loss_peak",
     "log_tokens_per_s",
+    *(f"ln_failing_lr/{level}" for level in ("2.6", "2.8", "3")),
 }
 MEASURED = {"val/loss", "val/ppl", "attn/max_logit", "attn/entropy", "attn/qk_gain", "weight/rms/embed", "tokens_per_s"}
 MEASURED |= {"max_attn_logit", "clip_fraction", "attn/score_mod/share/touched", "attn/score_mod/share/saturated"}
@@ -167,7 +168,8 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--scale full: olmo2 growth: not made at this scale, but --part init has"):
         find("olmo2").select("growth", "full")
     parts, lacking = find("olmo2").select(None, "full")
-    assert ([part.part for part in parts][:3], lacking) == (["init", "norm", "reordered"], ["growth", "ngrams"])
+    assert [part.part for part in parts][:3] == ["init", "norm", "reordered"]
+    assert lacking == ["growth", "ngrams", "spikes", "usual"]
 
 
 def test_a_published_value_is_printed_with_its_uncertainty() -> None:
