@@ -72,10 +72,15 @@ def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:
         from stability_lab.reproduction.numbers import numbers
 
         return numbers()
+    at, device = part.scales[scale], ["trainer.device=cpu"]
+    if part.compute == "outputs":
+        from stability_lab.reproduction.output_growth import output_growth
+
+        (composed,) = compose_jobs(read_command_line([*at.overrides, *device, "trainer.threads=1"]))
+        return output_growth(composed.config, at.seeds)
     from stability_lab.reproduction.growth import growth
 
-    (composed,) = compose_jobs(read_command_line(["trainer.device=cpu"]))
-    at = part.scales[scale]
+    (composed,) = compose_jobs(read_command_line(device))
     return growth(composed.config, at.widths, at.layers, at.tokens, at.seeds)
 
 

@@ -22,7 +22,7 @@ _DATA = ("fingerprint", "first_batch", "last_batch", "validation", "unigram_entr
 _LAYERS = ("act/rms/L", "attn/entropy/L")
 _BEFORE = 20  # steps with which an injected one is compared
 _LAST = 20  # steps at the end of a series that are averaged
-_FAILING = 15  # steps of which the mean loss leaves a level
+FAILING = 15  # steps of which the mean loss leaves a level
 # Measures of how runs fail: one that diverged has them as well.
 _OF_FAILURES = ("ln_failing_lr/", "spike_events")
 
@@ -135,14 +135,16 @@ def _derived(record: RunRecord, injected: Sequence[int], levels: Sequence[float]
 
 
 def _failing_rates(lr: np.ndarray, losses: np.ndarray, levels: Sequence[float]) -> dict[str, float]:
-    """Logarithm of the rate at which the mean loss of 15 steps leaves each level upwards for good, or of the last rate
-    where it never does; a level below which it never was is left out."""
-    if losses.size < _FAILING:
-        return {}
-    means = np.convolve(np.nan_to_num(losses, nan=1e4, posinf=1e4), np.full(_FAILING, 1 / _FAILING), "valid")
-    found = {}
-    for level in levels:
-        below = np.flatnonzero(means <= level)
-        if below.size:
-            found[f"ln_failing_lr/{level:g}"] = math.log(lr[min(int(below[-1]) + _FAILING, lr.size - 1)])
-    return found
+    """`ln_failing_lr/LEVEL`, the logarithm of the rate at `failing_row`."""
+    rows = {level: failing_row(losses, level) for level in levels}
+    return {f"ln_failing_lr/{level:g}": math.log(lr[row]) for level, row in rows.items() if row is not None}
+
+
+def failing_row(losses: np.ndarray, level: float) -> int | None:
+    """The row at which the mean of the last 15 losses leaves `level` upwards for good, or the last row, where it never
+    does; None where it never was below."""
+    if losses.size < FAILING:
+        return None
+    means = np.convolve(np.nan_to_num(losses, nan=1e4, posinf=1e4), np.full(FAILING, 1 / FAILING), "valid")
+    below = np.flatnonzero(means <= level)
+    return min(int(below[-1]) + FAILING, losses.size - 1) if below.size else None

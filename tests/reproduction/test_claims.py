@@ -286,6 +286,40 @@ def test_spike_scores_count_diverged_runs_and_need_their_steps() -> None:
     assert verdict(runs(0), "spikes", **test) == NOT_RESOLVABLE
 
 
+def test_counts_are_compared_by_their_ranks() -> None:
+    """4 against 4 values without overlap: p is 2 of 70, however far apart; and a run that diverged counts."""
+    counts = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 700.0]]
+    runs = [
+        made_run(arm, seed, 2.0, status="diverged" if seed == 3 else "completed", spike_events=count)
+        for arm, found in zip("ab", counts, strict=True)
+        for seed, count in enumerate(found)
+    ]
+    part = dataclasses.replace(PART, metric="spike_events", scales={"cpu": PartScale(1)})
+    (decided,) = decide(part, [claim("ranks", **TEST)], PartEvidence({}, tuple(runs)))
+    assert decided.finding.verdict == SAME_RESOLVED
+    assert decided.finding.detail == "p 0.029"
+    assert verdict(swapped(runs), "ranks", part, **TEST) == CONTRADICTS
+    same = [made_run(arm, seed, 2.0, spike_events=1.0) for arm in "ab" for seed in range(4)]
+    assert verdict(same, "ranks", part, **TEST) == NOT_RESOLVABLE
+
+
+def test_a_run_keeps_a_rate_where_half_of_what_the_arm_learned_is_left() -> None:
+    """Single tokens have 3 nats and the best rate 2: 2.5 is the limit. `a` keeps all rates, `b` the first alone."""
+    losses = {"a": (2.0, 2.1, 2.49), "b": (2.0, 2.51, None)}
+    runs = [
+        made_run(arm, seed, loss, lr, status="completed" if loss else "diverged")
+        for arm, found in losses.items()
+        for lr, loss in zip((1e-3, 1e-2, 1e-1), found, strict=True)
+        for seed in range(5)
+    ]
+    for run in runs:
+        run.record.manifest["data"]["unigram_entropy"] = 3.0
+    (decided,) = decide(PART, [claim("kept", a="a", b="b", direction=1)], PartEvidence({}, tuple(runs)))
+    assert decided.finding.value == 2.0
+    assert decided.finding.verdict == SAME_RESOLVED
+    assert verdict(swapped(runs), "kept", a="a", b="b", direction=1) == CONTRADICTS
+
+
 def test_without_evidence_nothing_is_claimed() -> None:
     part = find("nvidia").parts["divergence"]
     found = decide(part, claims_of(part), None)

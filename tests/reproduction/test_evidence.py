@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stability_lab.compare.run_record import RunRecord
-from stability_lab.reproduction.evidence import small
+from stability_lab.reproduction.evidence import failing_row, small
 
 SCORE = {"score": 0.0, "n_spikes": 0, "n_scored": 10, "steps": []}
 NORMS = [2.0 + 0.01 * (step % 3) for step in range(1, 101)]
@@ -75,3 +75,12 @@ def test_what_is_derived_from_the_series(record: RunRecord) -> None:
 def test_what_a_run_does_not_give_is_left_out(record: RunRecord) -> None:
     (record.path / "metrics.jsonl").unlink()
     assert derived(record, (50,)).keys() & {"grad_level", "grad_growth", "log_injected_ratio", "abs_log_z"} == set()
+
+
+def test_where_a_loss_leaves_a_level_for_good() -> None:
+    losses = np.r_[np.full(30, 3.0), np.full(20, 2.0), np.full(3, 9.0), np.full(20, 2.0), np.full(40, np.nan)]
+    # The mean of 15 passes 2.6 for good with the first value that is not finite.
+    assert failing_row(losses, 2.6) == 73
+    assert failing_row(losses[:73], 2.6) == 72, "it ends below: the last row"
+    assert failing_row(losses, 1.5) is None
+    assert failing_row(losses[:10], 9.0) is None
