@@ -37,6 +37,7 @@ from stability_lab.config import ConfigError
 from stability_lab.machine.precision import has_bf16
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
+from stability_lab.objective.causal_lm import CausalLM
 from stability_lab.training.step import DTYPES, autocast
 
 CPU = torch.device("cpu")
@@ -189,7 +190,7 @@ def our_step(overrides: Sequence[str], compile: str = "off") -> Callable[[Tensor
     config = compose_jobs(read_command_line([*overrides, f"trainer.compile={compile}"]))[0].config
     model = GPT(config.model, fill_seams(build_stabilizers(config)), precision=config.trainer.precision)
     initialise(model, 0)
-    step = build_step(config, model)
+    step = build_step(config, model, CausalLM())
     return lambda tokens: step(step.objective.batch(tokens, 0), 1e-3)
 
 

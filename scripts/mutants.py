@@ -69,7 +69,10 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "stabilizers/test_attn_scale.py::test_total_scale",
     ),
     Replacement(
-        "stabilizers/postnorm.py", "final=False", "final=True", "stabilizers/test_postnorm.py::test_which_norms_exist"
+        "seams.py",
+        "residual=True, final=False",
+        "residual=True, final=True",
+        "stabilizers/test_postnorm.py::test_which_norms_exist",
     ),
     Replacement(
         "stabilizers/reordered_norm.py",
@@ -107,8 +110,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "model/transformer.py",
-        "self.logit_transform(logits), torch",
-        "logits, torch",
+        "self.logit_transform(logits), bound_L",
+        "logits, bound_L",
         "stabilizers/test_final_softcap.py::test_loss_and_z_loss_see_the_capped_logits",
     ),
     Replacement(

@@ -14,6 +14,7 @@ import torch
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.data.loader import build_sampler, check_length, validation_starts, validation_windows
 from stability_lab.data.source import DataSource, TokenData
+from stability_lab.data.special import with_special, word_pieces
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.machine.precision import has_bf16, weight_dtype
@@ -22,7 +23,7 @@ from stability_lab.model.mask import DocumentMark
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
 from stability_lab.objective.causal_lm import CausalLM
 from stability_lab.objective.loss import IGNORE
-from stability_lab.objective.objective import VALIDATION, Objective
+from stability_lab.objective.objective import VALIDATION, Objective, ObjectiveOptions, Vocabulary
 from stability_lab.plugins.instantiate import instantiate, instantiate_as
 from stability_lab.seams import SeamConflict, Seams, Stabilizer
 from stability_lab.training.gradient_side import GradientSide
@@ -64,6 +65,8 @@ def load_data(config: TrainConfig, known: MutableMapping[str, TokenData] | None 
         data = instantiate_as(DataSource, config.data, "data").load(instantiate(config.tokenizer, "tokenizer"))
     if known is not None:
         known[key] = data
+    if objective_options(config).traits.special:
+        data = with_special(data)
     check_length(data, config.model.seq_len)
     wanted = config.model.vocab_size
     if wanted is not None and wanted < data.vocab_size:
@@ -74,6 +77,45 @@ def load_data(config: TrainConfig, known: MutableMapping[str, TokenData] | None 
     if padded is not None and padded < rows:
         raise ConfigError(f"model.pad_vocab_to={padded}: must be at least the vocabulary's {rows}, or null")
     return data
+
+
+def objective_options(config: TrainConfig) -> ObjectiveOptions:
+    """ConfigError where the objective is not one for the model."""
+    options, model = instantiate_as(ObjectiveOptions, config.objective, "objective"), config.model
+    if options.traits.family == model.family:
+        return options
+    if model.family == "encoder":
+        why, advice = (
+            "sees the ids that are to be predicted",
+            "objective=masked_lm, or a decoder such as model=gpt_nano",
+        )
+    else:
+        why, advice = "sees only what lies before a masked id", "model=bert_mini, or objective=causal_lm"
+    raise ConfigError(f"objective={options.name}: model={model.name} {why}; use {advice}")
+
+
+def build_objective(config: TrainConfig, data: TokenData) -> Objective:
+    """The objective for `data` as `load_data` gives it."""
+    options, vocabulary = objective_options(config), None
+    if options.traits.special:
+        vocabulary = _vocabulary(data, words=bool(config.objective.get("whole_words")))
+    return options.bound(vocabulary, data_seed_of(config))
+
+
+def _vocabulary(data: TokenData, words: bool) -> Vocabulary:
+    assert data.special is not None
+    reserved = {*data.special, *(() if data.eos_id is None else (data.eos_id,))}
+    tables = (torch.from_numpy(table) for table in word_pieces(data)) if words else ()
+    return Vocabulary(data.vocab_size, tuple(sorted(reserved)), *data.special[:3], *tables)
+
+
+def data_seed_of(config: TrainConfig) -> int:
+    return config.seed if config.data_seed is None else config.data_seed
+
+
+def target_bytes(data: TokenData, targets: torch.Tensor) -> int:
+    """Of text that the targets stand for."""
+    return data.bytes_of(targets[targets != IGNORE].numpy())
 
 
 def device_of(config: TrainConfig) -> torch.device:
@@ -89,6 +131,10 @@ def document_mark(config: TrainConfig, data: TokenData) -> DocumentMark | None:
     """What separates documents, where attention is not to look across them; ConfigError where nothing does."""
     if not config.sampling.mask_documents:
         return None
+    if objective_options(config).traits.windows > 1:
+        raise ConfigError(
+            "sampling.mask_documents=true: this objective compares two texts, which must see each other; leave it false"
+        )
     if data.eos_id is None:
         advice = "set data.eos_id" if "eos_id" in config.data else "leave it false, or choose other data"
         raise ConfigError(
@@ -102,7 +148,8 @@ def build_model(config: TrainConfig, data_vocab_size: int, seams: Seams, mark: D
     vocab_size = config.model.vocab_size or data_vocab_size
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     try:
-        return GPT(model, seams, device_of(config).type, config.trainer.precision, mark)
+        classes = objective_options(config).traits.classes
+        return GPT(model, seams, device_of(config).type, config.trainer.precision, mark, classes)
     except SeamConflict as error:
         raise ConfigError(f"stabilizer=[{','.join(sorted(config.stabilizer))}]: {error}") from error
 
@@ -127,7 +174,7 @@ def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, Token
     device_of(config)
     seams = fill_seams(build_stabilizers(config))
     instantiate(config.tracking, "tracking")
-    objective, seq_len = instantiate_as(Objective, config.objective, "objective"), config.model.seq_len
+    objective, seq_len = objective_options(config), config.model.seq_len
     if isinstance(objective, CausalLM) and objective.prompt >= seq_len:
         raise ConfigError(f"objective.prompt={objective.prompt}: must be less than model.seq_len={seq_len}")
     optimizer = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
@@ -136,6 +183,7 @@ def _check(config: TrainConfig, must_fit: bool, known: MutableMapping[str, Token
     if any(fault.kind == "kill_in_checkpoint" for fault in faults) and not config.trainer.save_weights:
         raise ConfigError("debug.inject=kill_in_checkpoint: needs trainer.save_weights=true, or there is no checkpoint")
     data = load_data(config, known)
+    build_objective(config, data)
     parts = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in _SHAPELESS}
     if (shape := repr(parts)) in shapes:
         return
@@ -216,7 +264,7 @@ def _check_precision(config: TrainConfig) -> None:
         )
 
 
-def build_step(config: TrainConfig, model: GPT, ranks: Ranks = ONE) -> TrainStep:
+def build_step(config: TrainConfig, model: GPT, objective: Objective, ranks: Ranks = ONE) -> TrainStep:
     """The training step of a model that is on its device, with the losses and gradient steps of its stabilizers."""
     trainer, site = config.trainer, site_of(model.config)
     terms = {owner: make(site.at("loss")) for owner, make in model.seams.loss_terms.items()}
@@ -225,7 +273,7 @@ def build_step(config: TrainConfig, model: GPT, ranks: Ranks = ONE) -> TrainStep
             term.to(model.embed.weight.device)
     return TrainStep(
         model,
-        instantiate_as(Objective, config.objective, "objective"),
+        objective,
         terms,
         _build_update(config, model),
         GradientSide(model.seams, site, trainer.grad_clip).to(model.embed.weight.device),
@@ -261,18 +309,19 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
     data = load_data(config)
     trainer, seq_len = config.trainer, config.model.seq_len
     init_seed = config.seed if config.init_seed is None else config.init_seed
-    data_seed = config.seed if config.data_seed is None else config.data_seed
     model = build_model(config, data.vocab_size, seams, document_mark(config, data))
     initialise(model, init_seed)
     model.to(device, weight_dtype(trainer.precision))
     model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
-    step = build_step(config, model, ranks)
+    objective = build_objective(config, data)
+    step = build_step(config, model, objective, ranks)
     # Dropout only: weights and batches have generators of their own.
     torch.manual_seed(dropout_seed(config.seed, ranks.rank))
-    eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences)
-    probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences)
-    targets = step.objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT
-    scored = targets != IGNORE
+    per_sample = objective.traits.windows
+    eval_windows = validation_windows(data.val, seq_len, trainer.eval_sequences, per_sample)
+    probe_windows = validation_windows(data.val, seq_len, config.diagnostics.probe_sequences, per_sample)
+    targets = objective.batch(torch.from_numpy(eval_windows), VALIDATION).targets_MT
+    starts = validation_starts(data.val_tokens, seq_len, trainer.eval_sequences)
     return Run(
         config,
         device,
@@ -281,9 +330,9 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
         model,
         step,
         Schedule.of(config.schedule, config.lr, trainer.max_steps),
-        build_sampler(data, seq_len, data_seed, config.sampling),
+        build_sampler(data, seq_len, data_seed_of(config), config.sampling, per_sample),
         torch.from_numpy(eval_windows).to(device),
-        data.bytes_of(targets[scored].numpy()),
+        target_bytes(data, targets),
         torch.from_numpy(probe_windows).to(device),
-        data.optimal_loss(validation_starts(data.val_tokens, seq_len, trainer.eval_sequences), scored.numpy()),
+        data.optimal_loss(starts, (targets != IGNORE).numpy()) if config.model.family == "decoder" else None,
     )

@@ -27,7 +27,7 @@ class Site:
 
     layer: int  # 0-based; 0 before the blocks and n_layers behind them, which `role` tells apart
     n_layers: int
-    role: str  # attn or mlp in a block; embed before; final, logits, loss, grad and post_step behind
+    role: str  # attn or mlp in a block; embed before; final, head, logits, loss, grad and post_step behind
     d_model: int
     n_heads: int  # H
     n_kv_heads: int  # G
@@ -71,12 +71,13 @@ class Scaling(Protocol):
 
 
 class ModelOutput(NamedTuple):
-    """What a model gives for token ids (B, T)."""
+    """What a model gives for token ids (B, T); C classes of whole sequences."""
 
     logits_BTV: Tensor
     attn_logit_bound_L: Tensor  # no attention logit of the layer was larger; fp32, detached
     unembedding_VD: Tensor  # the weight that logits come from, without rows that pad the vocabulary
     fused: bool = True  # False: the loss too is to be formed of plain operations
+    classes_BC: Tensor | None = None  # logits of a head that judges whole sequences, where there is one
 
 
 class LossRecord(NamedTuple):
@@ -188,6 +189,7 @@ class Placement(NamedTuple):
 
 
 PRE_NORM = Placement(pre=True, branch=False, residual=False, final=True)
+POST_NORM = Placement(pre=False, branch=False, residual=True, final=False)
 
 
 def layer_norm(site: Site) -> nn.Module:
@@ -229,7 +231,7 @@ ADDITIVE = ("loss_terms", "grad", "post_step")
 class Seams:
     """The slots, and who owns them. All but `norm_placement` hold a factory that gets the `Site` of its module.
 
-    norm:            module on (..., D); roles attn, mlp and final
+    norm:            module on (..., D); roles attn, mlp and final, and embed and head of an encoder
     norm_placement:  which of the norms exist
     norm_scale:      module on the output of a branch's pre-norm; roles attn and mlp
     embed_scale:     module on the token embeddings
@@ -276,14 +278,21 @@ class Seams:
             owners[seam] = tuple(sorted((*owners.get(seam, ()), owner)))
         return replace(self, owners={name: owners[name] for name in sorted(owners)}, **changes)
 
+    def placed(self, name: str) -> Seams:
+        """The same with the model's own placement, `pre` or `post`, where no stabilizer claims it."""
+        if "norm_placement" in self.owners:
+            return self
+        return replace(self, norm_placement={"pre": PRE_NORM, "post": POST_NORM}[name])
+
     def check(self) -> None:
         """SeamConflict for fillings of different seams that cannot work together."""
         if "norm_scale" in self.owners and not self.norm_placement.pre:
-            scaled, placed = self.owners["norm_scale"][0], self.owners["norm_placement"][0]
-            raise SeamConflict(
-                f"stabilizer {scaled} fills the seam 'norm_scale', the output of the pre-norm, and {placed} fills "
-                f"'norm_placement' without a pre-norm: keep one of them"
-            )
+            scaled = self.owners["norm_scale"][0]
+            fills = f"stabilizer {scaled} fills the seam 'norm_scale', the output of the pre-norm, and"
+            if "norm_placement" not in self.owners:
+                raise SeamConflict(f"{fills} this model has none: set model.norm_placement=pre, or leave {scaled} out")
+            placed = self.owners["norm_placement"][0]
+            raise SeamConflict(f"{fills} {placed} fills 'norm_placement' without a pre-norm: keep one of them")
         if "score_restore" in self.owners and "score_mod" in self.owners:
             restored, modified = self.owners["score_restore"][0], self.owners["score_mod"][0]
             raise SeamConflict(

@@ -21,6 +21,7 @@ from stability_lab.command_line import read_command_line
 from stability_lab.compose import Composed, compose_jobs
 from stability_lab.config import OPEN_SETS, ConfigError, TrainConfig, config_dir, typed_fields
 from stability_lab.data import hf_tokenizer
+from stability_lab.data.source import SpecialIds
 from stability_lab.data.sources import hub
 from stability_lab.plugins.instantiate import instantiate
 
@@ -58,6 +59,13 @@ def chosen(option: str) -> str:
     return f"{'+' * (group == 'scale')}{group}={name}"
 
 
+def partner(option: str) -> list[str]:
+    """An encoder's objective, or the encoder of an objective."""
+    if option.startswith("model/bert"):
+        return ["objective=masked_lm_nsp"]
+    return ["model=bert_mini"] if option.startswith("objective/masked") else []
+
+
 def some_tokenizer() -> str:
     tokenizer = Tokenizer(BPE({token: i for i, token in enumerate([*ByteLevel.alphabet(), "</s>"])}, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -76,9 +84,10 @@ def required(option: str, given: Mapping[str, object]) -> list[str]:
 class FewTokens:
     """Stands for a corpus where only its vocabulary matters."""
 
-    vocab_size = 257
+    vocab_size = 261
     eos_id = 256
     eos_first = False
+    special = SpecialIds(257, 258, 259, 260)
 
 
 @pytest.fixture
@@ -111,10 +120,14 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_builds(
-    option: str, given: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    option: str, given: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     group, name = option.split("/")
     extra = required(option, {**given, "data.path": given["ids"]} if option == "data/tokens" else given)
+    extra += partner(option)
+    if option == "tokenizer/wordpiece":
+        (vocabulary := tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\nline\n", encoding="utf-8")
+        extra = [f"tokenizer.path={vocabulary}"]
     if group in ("data", "tokenizer"):
         extra += ["model.seq_len=16"]
     else:

@@ -22,6 +22,7 @@ from stability_lab.data.tokens.memmap import ids_dtype
 from stability_lab.data.tokens.prepared import VOCABULARY, is_prepared, read_sidecar, refuse_unfinished, regions
 from stability_lab.data.tokens.scan import UNCOUNTED, statistics
 from stability_lab.data.tokens.shards import Shards
+from stability_lab.plugins.instantiate import instantiate
 from stability_lab.text import shown
 
 SAMPLE = 2**22
@@ -118,7 +119,8 @@ def _batch(config: TrainConfig, data: TokenData, step: int) -> Block:
     """The sequences of an optimizer step, with the numbers of their samples."""
     seed = config.seed if config.data_seed is None else config.data_seed
     n = config.trainer.micro_batch_size * config.trainer.grad_accum_steps
-    batch = build_sampler(data, config.model.seq_len, seed, config.sampling).batch((step - 1) * n, n)
+    per_sample = instantiate(config.objective, "objective").traits.windows
+    batch = build_sampler(data, config.model.seq_len, seed, config.sampling, per_sample).batch((step - 1) * n, n)
     rows = enumerate(batch, start=(step - 1) * n)
     sequences = [{"sample": i, "text": _decoded(row, data.tokenizer)} for i, row in rows]
     return {"step": step, "batch": batch_fingerprint(batch), "sequences": sequences}

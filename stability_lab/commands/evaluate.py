@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stability_lab.config import ConfigError, Parser, from_plain
+from stability_lab.judge.series import perplexity_in
 from stability_lab.text import next_command, rough
 
 _log = logging.getLogger("stability_lab")
@@ -32,13 +33,14 @@ def main(argv: Sequence[str]) -> int:
     if args.format == "json":
         print(json.dumps(result))
     else:
-        print(f"{args.run}: validation loss {result['val/loss']:.6f}  perplexity {rough(result['val/ppl'])}")
+        named, words = perplexity_in(result, "val")
+        print(f"{args.run}: validation loss {result['val/loss']:.6f}  {words} {rough(result[named])}")
         print(next_command("score", str(args.run)))
     return 0
 
 
 def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str = "last") -> dict[str, float]:
-    """`val/loss` and `val/ppl` of the weights in run/checkpoints/last or best."""
+    """What validation measures, of the weights in run/checkpoints/last or best."""
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no config.yaml")
     if not (run / "checkpoints").is_dir():
@@ -48,18 +50,18 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
 
     from stability_lab.build import (
         build_model,
+        build_objective,
         build_stabilizers,
         device_of,
         document_mark,
         fill_seams,
-        instantiate,
         load_data,
+        target_bytes,
     )
     from stability_lab.data.loader import validation_windows
     from stability_lab.diagnostics.probe import validate
     from stability_lab.machine.precision import autocast, weight_dtype
-    from stability_lab.objective.loss import IGNORE
-    from stability_lab.objective.objective import VALIDATION, Objective
+    from stability_lab.objective.objective import VALIDATION
     from stability_lab.run.resume import read_config
     from stability_lab.training.checkpoint import find_weights, load_weights
 
@@ -77,9 +79,9 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
         load_weights(model, weights, target)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    objective: Objective = instantiate(config.objective, "objective")
-    windows = torch.from_numpy(validation_windows(data.val, config.model.seq_len, config.trainer.eval_sequences))
-    targets = objective.batch(windows, VALIDATION).targets_MT
-    n_bytes = data.bytes_of(targets[targets != IGNORE].numpy())
-    with autocast(target, config.trainer.precision):
+    objective, trainer = build_objective(config, data), config.trainer
+    starts = validation_windows(data.val, config.model.seq_len, trainer.eval_sequences, objective.traits.windows)
+    windows = torch.from_numpy(starts)
+    n_bytes = target_bytes(data, objective.batch(windows, VALIDATION).targets_MT)
+    with autocast(target, trainer.precision):
         return validate(model, objective, windows.to(target), batch_size, n_bytes)

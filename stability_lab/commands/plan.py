@@ -182,6 +182,8 @@ def _text(job: Mapping[str, Any], width: int | None) -> str:
         "attention": f"{job['attention']['name']} ({job['attention']['reason']})",
         "parameters": f"{parameters['total']:,}, {parameters['non_embedding']:,} without embeddings and head",
     }
+    if "without_heads" in parameters:
+        lines["parameters"] += f", {parameters['without_heads']:,} without heads"
     if added:
         lines["added by each alone"] = f"{added}; by all together {parameters['added_together']:+,}"
     for seam, factors in job["layer_factors"].items():

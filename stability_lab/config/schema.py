@@ -72,6 +72,7 @@ def option(default: Any, **bounds: Any) -> Any:
 @dataclass
 class ModelConfig:
     name: str = _key()
+    family: str = _key(one_of=("decoder", "encoder"))
     d_model: int = _key(ge=1)
     n_layers: int = _key(ge=1)
     n_heads: int = _key(ge=1)
@@ -83,6 +84,7 @@ class ModelConfig:
     mlp: str = _key(one_of=("gelu", "swiglu"))
     bias: bool = _key()
     tied_head: bool = _key()
+    norm_placement: str = _key(one_of=("pre", "post"))
     positions: str = _key(one_of=("rope", "learned", "sinusoidal", "none"))
     rope_theta: float = _key(gt=0)
     dropout: float = _key(ge=0, lt=1)

@@ -25,6 +25,8 @@ from stability_lab.disk.files import read_text, why_unreadable
 if TYPE_CHECKING:
     import tokenizers
 
+SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
+"""What encoders need."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 """How the end of a document is commonly spelt; where a vocabulary has exactly one of them, it is that."""
 
@@ -38,6 +40,7 @@ class HuggingFaceTokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.eos_id = _id(vocabulary, _end(vocabulary, eos_token, key), f"{key}.eos_token")
+        self.special = {token: vocabulary[token] for token in SPECIAL if token in vocabulary}
         self._bos = None if bos_token is None else _id(vocabulary, bos_token, f"{key}.bos_token")
         self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.uint32
         content = hashlib.sha256(backend.to_str().encode()).hexdigest()
@@ -88,19 +91,40 @@ class JsonTokenizer:
 
     @property
     def id(self) -> str:
-        return f"json-1-{hashlib.sha256(self._text().encode()).hexdigest()}-{self.eos_token}-{self.bos_token}"
+        content = hashlib.sha256(_read(self.path, "tokenizer.json").encode()).hexdigest()
+        return f"json-1-{content}-{self.eos_token}-{self.bos_token}"
 
     def fit(self, documents: Documents, saved: Path) -> HuggingFaceTokenizer:
-        return _from_text(self._text(), f"tokenizer.path={self.path}", self.eos_token, self.bos_token)
+        text = _read(self.path, "tokenizer.json")
+        return _from_text(text, f"tokenizer.path={self.path}", self.eos_token, self.bos_token)
 
-    def _text(self) -> str:
-        try:
-            return read_text(Path(os.path.expanduser(self.path)))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise ConfigError(
-                f"tokenizer.path={self.path}: cannot be read ({reason}); name a tokenizer.json"
-            ) from error
+
+@dataclass(frozen=True)
+class WordPiece:
+    """BERT's tokenizer with a vocabulary of your own: a `vocab.txt`, one token a line, [UNK] and [SEP] among them.
+
+    Text is cleaned, split at spaces and signs and, if `lowercase`, freed of accents and capitals.
+    """
+
+    path: str
+    lowercase: bool = True
+
+    @property
+    def id(self) -> str:
+        return f"wordpiece-1-{hashlib.sha256(_read(self.path, 'vocab.txt').encode()).hexdigest()}-{self.lowercase}"
+
+    def fit(self, documents: Documents, saved: Path) -> HuggingFaceTokenizer:
+        tokens = _read(self.path, "vocab.txt").splitlines()
+        for token in ("[UNK]", "[SEP]"):
+            if token not in tokens:
+                raise ConfigError(f"tokenizer.path={self.path}: the vocabulary has no {token}; name a BERT's vocab.txt")
+        library = tokenizers_library()
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        backend = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token="[UNK]"))
+        backend.normalizer = library.normalizers.BertNormalizer(lowercase=self.lowercase)
+        backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+        backend.decoder = library.decoders.WordPiece()
+        return HuggingFaceTokenizer(backend, "tokenizer", "[SEP]", None)
 
 
 @dataclass(frozen=True)
@@ -119,6 +143,14 @@ class HubTokenizer:
     def fit(self, documents: Documents, saved: Path) -> HuggingFaceTokenizer:
         key = f"tokenizer.name={self.name}"
         return _from_text(_fetch(self.name, self.revision), key, self.eos_token, self.bos_token)
+
+
+def _read(path: str, kind: str) -> str:
+    try:
+        return read_text(Path(os.path.expanduser(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"tokenizer.path={path}: cannot be read ({reason}); name a {kind}") from error
 
 
 @functools.cache

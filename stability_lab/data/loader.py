@@ -169,9 +169,33 @@ class StreamSampler(Sampler):
         self._ahead = np.array(state["ahead"], dtype=np.int64).reshape(-1, self._seq_len + 1)
 
 
-def build_sampler(data: TokenData, seq_len: int, data_seed: int, sampling: SamplingConfig) -> Sampler:
-    """The sampler that the configuration asks for; ConfigError where a stream cannot do it."""
+class JoinedSampler(Sampler):
+    """Samples of several windows that lie one behind the other in a row: n, n + 1, ... of `windows`, which has an
+    order at random."""
+
+    def __init__(self, windows: WindowSampler, per_sample: int) -> None:
+        self._windows, self._per_sample = windows, per_sample
+
+    def batch(self, first: int, n: int) -> Ids:
+        return self._windows.batch(first * self._per_sample, n * self._per_sample).reshape(n, -1)
+
+    def describe(self, per_step: int, max_steps: int) -> dict[str, str]:
+        return self._windows.describe(per_step * self._per_sample, max_steps)
+
+
+def build_sampler(
+    data: TokenData, seq_len: int, data_seed: int, sampling: SamplingConfig, per_sample: int = 1
+) -> Sampler:
+    """The sampler that the configuration asks for; ConfigError where a stream cannot do it.
+
+    `per_sample` windows of text are one sample.
+    """
     if data.stream is not None:
+        if per_sample > 1:
+            raise ConfigError(
+                "data.streaming=true: this objective joins windows from different places of the text, and a stream "
+                "comes in one order; set data.streaming=false, or choose objective=masked_lm"
+            )
         if sampling.name == "random_window":
             raise ConfigError(
                 "sampling=random_window: a stream is read in its own order; set data.shuffle_buffer, or "
@@ -179,12 +203,19 @@ def build_sampler(data: TokenData, seq_len: int, data_seed: int, sampling: Sampl
             )
         return StreamSampler(data.stream(data_seed), seq_len)
     kind = {"permutation": TrainSampler, "random_window": RandomWindows}[sampling.name]
-    return kind(data.train, seq_len, data_seed)
+    windows = kind(data.train, seq_len, data_seed)
+    return JoinedSampler(windows, per_sample) if per_sample > 1 else windows
 
 
-def validation_windows(tokens: Tokens, seq_len: int, n_windows: int) -> Ids:
-    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1), at `validation_starts`."""
-    return windows_of(tokens, seq_len + 1)[validation_starts(len(tokens), seq_len, n_windows)].astype(np.int64)
+def validation_windows(tokens: Tokens, seq_len: int, n_windows: int, per_sample: int = 1) -> Ids:
+    """Fixed windows evenly strided over all of `tokens`, shape (m, seq_len + 1), at `validation_starts`.
+
+    With `per_sample` of them in a row the others follow m / per_sample and more windows later: far away in the text.
+    """
+    windows = windows_of(tokens, seq_len + 1)[validation_starts(len(tokens), seq_len, n_windows)].astype(np.int64)
+    return np.stack(
+        [windows, *(np.roll(windows, -(i * len(windows) // per_sample), 0) for i in range(1, per_sample))], 1
+    ).reshape(len(windows), -1)
 
 
 def validation_starts(n_tokens: int, seq_len: int, n_windows: int) -> Ids:

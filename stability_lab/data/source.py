@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,15 @@ class TokenStream(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
+class SpecialIds(NamedTuple):
+    """What an encoder needs beside the ids of text."""
+
+    cls: int
+    sep: int
+    mask: int
+    pad: int
+
+
 @dataclass(frozen=True, eq=False)
 class TokenData:
     """Ids of both splits. `train` and `val` have shape (tokens,) and are read-only; files are mapped.
@@ -110,6 +119,7 @@ class TokenData:
     `val_surprisal`, shape (tokens,), is what each id of `val` costs a model that knows the source.
     `tokenizer` decodes the ids where they have a text. `notices` go to log and manifest.
     `stream`, where given, opens for a data seed what training reads instead of `train`, which is then empty.
+    `special` ids are there for objectives that need them; no text holds them.
     """
 
     train: Tokens
@@ -127,6 +137,7 @@ class TokenData:
     tokenizer: Tokenizer | None = None
     notices: tuple[str, ...] = ()
     stream: Callable[[int], TokenStream] | None = None
+    special: SpecialIds | None = None
 
     def optimal_loss(self, starts: Ids, scored: npt.NDArray[np.bool_]) -> float | None:
         """What a model that knows the source has for a loss on the validation windows at `starts` (M,), over the

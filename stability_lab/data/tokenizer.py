@@ -8,7 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -37,6 +37,8 @@ GPT2_SHA256 = {
 
 Ids: TypeAlias = npt.NDArray[np.integer] | Sequence[int]
 
+_NONE: Mapping[str, int] = {}
+
 
 class Tokenizer(Protocol):
     """What encodes text. A model that is trained on its ids needs exactly this one."""
@@ -54,6 +56,11 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int:
         """The id that ends every document."""
+        ...
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Those of [CLS], [SEP], [MASK] and [PAD] that the vocabulary has."""
         ...
 
     def encode(self, data: bytes) -> npt.NDArray[np.unsignedinteger]:
@@ -90,6 +97,7 @@ class ByteTokenizer:
     id = "bytes-1"
     vocab_size = 257
     eos_id = 256
+    special = _NONE
 
     def fit(self, documents: Documents, saved: Path) -> "ByteTokenizer":
         return self
@@ -109,6 +117,8 @@ class BytePairs:
 
     `backend` does the encoding; its ids are those below `eos_id`, which is the last of the vocabulary.
     """
+
+    special = _NONE
 
     def __init__(self, id: str, eos_id: int, backend: "tokenizers.Tokenizer") -> None:
         self.id = id
@@ -190,6 +200,7 @@ class Gpt2:
     id = "gpt2-1"
     vocab_size = 50_257
     eos_id = 50_256
+    special = _NONE
 
     def fit(self, documents: Documents, saved: Path) -> "Gpt2":
         return self

@@ -33,12 +33,18 @@ def validate(model: GPT, objective: Objective, windows: Tensor, batch_size: int,
     total = torch.zeros((), dtype=torch.float64, device=windows.device)
     n = torch.zeros((), dtype=torch.int64, device=windows.device)
     one = torch.ones((), device=windows.device)
+    columns = objective.traits.columns
+    measured = torch.zeros(len(columns), dtype=torch.float64, device=windows.device)
     with evaluating(model):
         for start in range(0, len(windows), batch_size):
             batch = objective.batch(windows[start : start + batch_size], VALIDATION + start)
-            total += objective.loss(model(batch.inputs_MT), batch, one).ce.double()
+            sums = objective.loss(model(batch.inputs_MT, batch.segments_MT), batch, one)
+            total += sums.ce.double()
             n += (batch.targets_MT != IGNORE).sum()
-    return objective.metrics(total.item(), int(n.item()), n_bytes)
+            if columns:
+                measured += torch.stack(sums.measured).double()
+    besides = {f"val/{name}": value / len(windows) for name, value in zip(columns, measured.tolist(), strict=True)}
+    return objective.metrics(total.item(), int(n.item()), n_bytes) | besides
 
 
 @torch.no_grad()
@@ -51,7 +57,8 @@ def probe_attention(model: GPT, objective: Objective, windows: Tensor) -> dict[s
     gains, the largest product of two over layers.
     """
     with evaluating(model), watching(model) as (stats, rms_L):
-        model(objective.batch(windows, VALIDATION).inputs_MT)
+        batch = objective.batch(windows, VALIDATION)
+        model(batch.inputs_MT, batch.segments_MT)
     spread_L = torch.stack([s.max_logit_H.amax() - s.max_logit_H.median() for s in stats]).tolist()
     largest_L = torch.stack([s.max_logit_H.amax() for s in stats]).tolist()
     absolute_L = torch.stack([s.max_abs_logit_H.amax() for s in stats]).tolist()

@@ -36,6 +36,12 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
+def perplexity_in(values: Mapping[str, Any], split: str) -> tuple[str, str]:
+    """Key and name of the perplexity in a row or summary: that of masked tokens says so."""
+    masked = f"{split}/masked_ppl"
+    return (masked, "masked perplexity") if masked in values else (f"{split}/ppl", "perplexity")
+
+
 class Series:
     """One fp64 column for each key of `JUDGED` and for those in `more`; NaN where a row has no value."""
 

@@ -29,8 +29,8 @@ class Watch:
     to be. Which events there are does not depend on the looks, but only on the log.
     """
 
-    def __init__(self, evidence: Evidence, more: tuple[str, ...] = ()):
-        self.evidence = evidence
+    def __init__(self, evidence: Evidence, more: tuple[str, ...] = (), perplexity_name: str = "ppl"):
+        self.evidence, self.perplexity_name = evidence, perplexity_name
         self.series = Series(more)
         self.initial: Row = {}  # measured before the first step
         self.newest: Row = {}  # measured after it
@@ -64,7 +64,7 @@ class Watch:
             self.measured_at = step
         is_best = values.get("val/loss", math.inf) < self.best.get("val/loss", math.inf)
         if is_best:
-            self.best = {key: values[key] for key in ("val/loss", "val/ppl")} | {"step": step}
+            self.best = {key: values[key] for key in ("val/loss", f"val/{self.perplexity_name}")} | {"step": step}
         return is_best
 
     def sees_divergence(self) -> bool:
@@ -98,6 +98,7 @@ class Watch:
         assert kept.loss is not None
         with np.errstate(over="ignore"):
             loss = float(kept.loss[-LAST:].mean()) if len(kept) else None
+        ppl = None if loss is None else perplexity(loss)
         norm = _finite(kept.grad_norm)
         tokens = _finite(log.tokens)
         logits = [] if log.max_attn_logit is None else log.max_attn_logit.tolist()
@@ -108,7 +109,7 @@ class Watch:
             "steps": int(log.step[-1]) if len(log) else 0,
             "tokens": int(tokens[-1]) if len(tokens) else 0,
             "initial": dict(self.initial),
-            "final": {"train/loss": loss, "train/ppl": None if loss is None else perplexity(loss), **final},
+            "final": {"train/loss": loss, f"train/{self.perplexity_name}": ppl, **final},
             "best": dict(self.best),
             "max_attn_logit": max(seen) if seen else None,
             "grad_norm": {f"p{q}": float(np.percentile(norm, q)) if len(norm) else None for q in (50, 90, 99)},

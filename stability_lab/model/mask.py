@@ -74,15 +74,20 @@ CAUSAL = Mask()
 
 
 class Masks:
-    """Token ids (B, T) -> the rendered mask of each layer. Layers of one window share theirs."""
+    """Token ids (B, T) -> the rendered mask of each layer. Layers of one window share theirs.
 
-    def __init__(self, windows: Sequence[int | None], mark: DocumentMark | None, backend: str):
-        self.windows, self.mark, self.backend = tuple(windows), mark, backend
+    Padding is a document of its own: nothing else sees it, and as it sees itself no row of weights is empty.
+    """
 
-    def __call__(self, tokens_BT: Tensor) -> list[Mask]:
+    def __init__(self, windows: Sequence[int | None], mark: DocumentMark | None, backend: str, causal: bool = True):
+        self.windows, self.mark, self.backend, self.causal = tuple(windows), mark, backend, causal
+
+    def __call__(self, tokens_BT: Tensor, padding_BT: Tensor | None = None) -> list[Mask]:
         documents = None if self.mark is None else document_numbers(tokens_BT, self.mark)
+        if padding_BT is not None:
+            documents = (torch.zeros_like(tokens_BT) if documents is None else documents).masked_fill(padding_BT, -1)
         made = {
-            window: Mask(True, window, documents).render(self.backend, tokens_BT.shape[1], tokens_BT.device)
+            window: Mask(self.causal, window, documents).render(self.backend, tokens_BT.shape[1], tokens_BT.device)
             for window in dict.fromkeys(self.windows)
         }
         return [made[window] for window in self.windows]

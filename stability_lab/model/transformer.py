@@ -1,4 +1,4 @@
-"""A decoder-only transformer.
+"""A transformer: a decoder, which sees what lies before, or an encoder, which sees both sides.
 
 Shape letters: B batch, T tokens, D d_model, V vocab, L layers.
 """
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stability_lab.config import ModelConfig
 from stability_lab.model.backend import choose_backend
 from stability_lab.model.block import Block
+from stability_lab.model.encoder import HeadTransform, NoSegments, NoSequenceHead, Segments, SequenceHead
 from stability_lab.model.layers import Embedding, Linear
 from stability_lab.model.mask import DocumentMark, Masks, layer_windows
 from stability_lab.model.rope import LearnedPositions, Rope, SinusoidalPositions
@@ -22,7 +23,9 @@ from stability_lab.seams import ModelOutput, Seams, Site
 class GPT(nn.Module):
     """Token ids (B, T) -> `ModelOutput`. `vocab_size` must be set; `pad_vocab_to` adds rows that no logit comes from.
 
-    With a `mark`, attention stays within the documents that it separates.
+    With a `mark`, attention stays within the documents that it separates. An encoder is BERT (arXiv:1810.04805): no
+    mask but for padding, segments and a norm behind the embeddings, a transform before its unembedding and a bias of
+    its logits; with `classes` it has a pooler and logits of whole sequences too.
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class GPT(nn.Module):
         device_type: str = "cpu",
         precision: str = "fp32",
         mark: DocumentMark | None = None,
+        classes: int = 0,
     ):
         super().__init__()
         assert config.vocab_size is not None
+        seams = seams.placed(config.norm_placement)
         seams.check()
         site, t = site_of(config), config.seq_len
         rows = max(config.vocab_size, config.pad_vocab_to or 0)
@@ -52,10 +57,13 @@ class GPT(nn.Module):
             fp16_scores=config.rounding.scores is not None,
         )
         seams = rounded(seams, config.rounding)
-        self.masks = Masks(windows, mark, self.backend.name)
+        encoder, d = config.family == "encoder", config.d_model
+        self.masks = Masks(windows, mark, self.backend.name, causal=not encoder)
         self.embed = Embedding(rows, config.d_model)
         self.embed_scale = seams.embed_scale(site)
+        self.embed_segments = Segments(2, d) if encoder else NoSegments()
         self.embed_positions = _positions(config)
+        self.embed_norm = seams.norm(site) if encoder else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         rotate = Rope(t, site.head_dim, config.rope_theta, site.fused) if config.positions == "rope" else None
         self.blocks = nn.ModuleList(
@@ -63,7 +71,10 @@ class GPT(nn.Module):
         )
         self.final_norm = seams.norm(site.at("final")) if seams.norm_placement.final else nn.Identity()
         self.head = None if config.tied_head else Linear(config.d_model, rows, bias=False)
+        self.head_transform = HeadTransform(d, seams.norm(site.at("head"))) if encoder else nn.Identity()
+        self.head_bias = nn.Parameter(torch.zeros(rows)) if encoder else None
         self.logit_transform = seams.logit_transform(site.at("logits"))
+        self.sequence_head = SequenceHead(d, classes) if classes else NoSequenceHead()
 
     def extra_repr(self) -> str:
         owners = (f"{seam} <- {', '.join(names)}" for seam, names in self.seams.owners.items())
@@ -74,16 +85,29 @@ class GPT(nn.Module):
         """The weight that logits come from, (rows, D): the head's, or the embedding's where it is tied."""
         return self.embed.weight if self.head is None else self.head.weight
 
-    def forward(self, tokens_BT: Tensor) -> ModelOutput:
-        x = self.dropout(self.embed_positions(self.embed_scale(self.embed(tokens_BT))))
+    def features(
+        self, tokens_BT: Tensor, segments_BT: Tensor | None = None, padding_BT: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the head sees, (B, T, D), and each layer's bound on attention logits, (L,).
+
+        `segments_BT`: 0 or 1, None is 0 everywhere. `padding_BT`: True where a token is to be seen by no other.
+        """
+        x = self.embed_segments(self.embed_scale(self.embed(tokens_BT)), segments_BT)
+        x = self.dropout(self.embed_norm(self.embed_positions(x)))
         bounds = []
-        for block, mask in zip(self.blocks, self.masks(tokens_BT), strict=True):
+        for block, mask in zip(self.blocks, self.masks(tokens_BT, padding_BT), strict=True):
             x, bound = block(x, mask)
             bounds.append(bound)
+        return self.final_norm(x), torch.stack(bounds)
+
+    def forward(
+        self, tokens_BT: Tensor, segments_BT: Tensor | None = None, padding_BT: Tensor | None = None
+    ) -> ModelOutput:
+        x_BTD, bound_L = self.features(tokens_BT, segments_BT, padding_BT)
         # Rows that pad the vocabulary are multiplied, for speed, and give no logit.
-        logits = F.linear(self.final_norm(x), self.unembedding)[..., : self.config.vocab_size]
+        logits = F.linear(self.head_transform(x_BTD), self.unembedding, self.head_bias)[..., : self.config.vocab_size]
         unembedding = self.unembedding[: self.config.vocab_size]
-        return ModelOutput(self.logit_transform(logits), torch.stack(bounds), unembedding, self.fused)
+        return ModelOutput(self.logit_transform(logits), bound_L, unembedding, self.fused, self.sequence_head(x_BTD))
 
 
 def site_of(config: ModelConfig) -> Site:
@@ -102,8 +126,15 @@ def _positions(config: ModelConfig) -> nn.Module:
 
 
 def parameter_counts(model: GPT) -> dict[str, int]:
-    """Unique parameters: all of them, and without token embedding, position embedding and head."""
+    """Unique parameters: all of them, without embeddings and heads, and of an encoder without its heads (a pooler is
+    none)."""
     total = sum(p.numel() for p in model.parameters())
-    outside = (model.embed, model.embed_positions, model.head)
-    embeddings = sum(p.numel() for m in outside if m is not None for p in m.parameters())
-    return {"total": total, "non_embedding": total - embeddings}
+    embeddings = _count(model.embed, model.embed_positions, model.embed_segments)
+    heads = _count(model.head, model.head_transform, model.head_bias, model.sequence_head.classifier)
+    counts = {"total": total, "non_embedding": total - embeddings - heads}
+    return counts | ({"without_heads": total - heads} if model.config.family == "encoder" else {})
+
+
+def _count(*parts: nn.Module | Tensor | None) -> int:
+    tensors = ((part,) if isinstance(part, Tensor) else part.parameters() for part in parts if part is not None)
+    return sum(p.numel() for own in tensors for p in own)

@@ -12,7 +12,7 @@ from torch import Tensor
 from stability_lab.config import option
 from stability_lab.judge.series import perplexity
 from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
-from stability_lab.objective.objective import Batch
+from stability_lab.objective.objective import Batch, Traits, Vocabulary
 from stability_lab.seams import LossTerm, ModelOutput
 
 
@@ -21,7 +21,12 @@ class CausalLM:
     """The first `prompt` targets of a sequence are given and not predicted. The sample's number plays no part."""
 
     name: ClassVar[str] = "causal_lm"
+    traits: ClassVar[Traits] = Traits()
+
     prompt: int = option(0, ge=0)
+
+    def bound(self, vocabulary: Vocabulary | None, seed: int) -> CausalLM:
+        return self
 
     def batch(self, windows_MT1: Tensor, first: int) -> Batch:
         targets_MT = windows_MT1[:, 1:]

@@ -34,6 +34,7 @@ class LossSums(NamedTuple):
     z_raw: Tensor  # sum of log Z squared
     log_z: Tensor  # sum of log Z
     log_z_max: Tensor  # largest |log Z|
+    measured: tuple[Tensor, ...] = ()  # sums of what the objective measures besides
 
     def plus(self, other: LossSums) -> LossSums:
         """The sums of two micro-batches together, without their graphs."""
@@ -44,6 +45,7 @@ class LossSums(NamedTuple):
             z_raw=self.z_raw + other.z_raw,
             log_z=self.log_z + other.log_z,
             log_z_max=torch.maximum(self.log_z_max, other.log_z_max),
+            measured=tuple(a + b for a, b in zip(self.measured, other.measured, strict=True)),
         )
 
 

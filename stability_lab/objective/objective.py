@@ -22,24 +22,67 @@ class Batch(NamedTuple):
 
     inputs_MT: Tensor
     targets_MT: Tensor  # IGNORE where nothing is to be predicted
+    segments_MT: Tensor | None = None
+    labels_M: Tensor | None = None  # class of each sample, for a head that judges whole sequences
+    weights_M: Tensor | None = None  # of the labels: 1 each, which a training step divides by how many it has
 
     def chunks(self, n: int) -> list[Batch]:
-        """`n` micro-batches of consecutive samples."""
-        return [Batch(*parts) for parts in zip(*(tensor.chunk(n) for tensor in self), strict=True)]
+        """`n` micro-batches of consecutive samples; as many as there are samples, if those are fewer."""
+        n = len(self.inputs_MT.chunk(n))
+        parts = ((None,) * n if tensor is None else tensor.chunk(n) for tensor in self)
+        return [Batch(*part) for part in zip(*parts, strict=True)]
 
     def without(self, ignored_M: Tensor) -> Batch:
         """The same batch with nothing to predict in the samples where `ignored_M` is True."""
-        return self._replace(targets_MT=self.targets_MT.masked_fill(ignored_M[:, None], IGNORE))
+        targets, weights = self.targets_MT.masked_fill(ignored_M[:, None], IGNORE), self.weights_M
+        return self._replace(
+            targets_MT=targets, weights_M=None if weights is None else weights.masked_fill(ignored_M, 0.0)
+        )
+
+
+class Traits(NamedTuple):
+    """What model, data and files have to know of an objective; the values here are those of `causal_lm`."""
+
+    family: str = "decoder"  # of the model: a decoder sees what lies before, an encoder both sides
+    special: bool = False  # whether the ids [CLS], [SEP], [MASK] and [PAD] are needed
+    windows: int = 1  # of text in a sample
+    classes: int = 0  # of whole sequences
+    perplexity: str = "ppl"  # how exp(loss) is named
+    columns: tuple[str, ...] = ()  # names of `LossSums.measured`
+
+
+class Vocabulary(NamedTuple):
+    """What an objective may know of the ids."""
+
+    size: int
+    reserved: tuple[int, ...]  # in ascending order: special ids, and the end of a document
+    cls: int
+    sep: int
+    mask: int
+    continues_V: Tensor | None = None  # bool: the id can go on with a word that another began
+    continued_V: Tensor | None = None  # bool: a word can go on behind the id
 
 
 @runtime_checkable
-class Objective(Protocol):
-    """A frozen dataclass of options. It holds no state: what it makes depends on its arguments alone."""
+class ObjectiveOptions(Protocol):
+    """What a configuration chooses: a frozen dataclass of options, and the objective that it is for given data."""
 
     name: ClassVar[str]
+    traits: ClassVar[Traits]
+
+    def bound(self, vocabulary: Vocabulary | None, seed: int) -> Objective:
+        """`vocabulary` is there where the traits ask for special ids; `seed` is that of the data."""
+        ...
+
+
+class Objective(Protocol):
+    """It holds no state: what it makes depends on its arguments alone."""
+
+    traits: ClassVar[Traits]
 
     def batch(self, windows_MT1: Tensor, first: int) -> Batch:
-        """Samples first, first + 1, ... out of windows of seq_len + 1 ids, on their device.
+        """Samples first, first + 1, ... out of windows of seq_len + 1 ids, on their device. Where a sample takes
+        several windows, a row is these one behind the other.
 
         Whatever is drawn must be a function of the sample's number, so that runs stay paired and a resumed run reads
         what an uninterrupted one reads.

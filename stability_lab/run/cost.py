@@ -26,6 +26,7 @@ from stability_lab.build import (
     document_mark,
     fill_seams,
     load_data,
+    objective_options,
     training_bytes,
 )
 from stability_lab.compose import Composed
@@ -89,6 +90,7 @@ def facts(job: Composed) -> dict[str, Any]:
 
     model, trainer = built(stabilizers), config.trainer
     counts, baseline = parameter_counts(model), parameter_counts(built([]))["total"]
+    per_sample = objective_options(config).traits.windows
     samples = trainer.max_steps * trainer.micro_batch_size * trainer.grad_accum_steps
     return {
         "model": config.model.name,
@@ -106,7 +108,7 @@ def facts(job: Composed) -> dict[str, Any]:
         "tokens": samples * config.model.seq_len,
         "steps": trainer.max_steps,
         "train_tokens": None if data.stream else data.train_tokens,
-        "epochs": None if data.stream else samples / ((data.train_tokens - 1) // config.model.seq_len),
+        "epochs": None if data.stream else samples * per_sample / ((data.train_tokens - 1) // config.model.seq_len),
         "recipe": config.recipe,
         "notices": list(job.notices),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -116,7 +118,8 @@ def facts(job: Composed) -> dict[str, Any]:
 
 def flops_per_token(model: GPT) -> int:
     """Forward and backward, as this module's docstring says; rows that pad the vocabulary are multiplied too."""
-    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    of_sequences = set(model.sequence_head.modules())  # they see one token of each sequence
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m not in of_sequences)
     if model.head is None:
         weights += model.embed.weight.numel()
     config = model.config

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stability_lab.judge.series import perplexity_in
 from stability_lab.judge.watch import LAST
 from stability_lab.text import aligned, rough
 from stability_lab.tracking.tracker import Tracker
@@ -59,7 +60,8 @@ def _loss(first: Mapping[str, Any], last: Mapping[str, Any], split: str) -> str:
     if not ends:
         return "not measured"
     losses = " -> ".join(f"{values[f'{split}/loss']:.3f}" for values in ends)
-    return f"loss {losses}, perplexity {' -> '.join(rough(values[f'{split}/ppl']) for values in ends)}"
+    named, words = perplexity_in(ends[-1], split)
+    return f"loss {losses}, {words} {' -> '.join(rough(values[named]) for values in ends)}"
 
 
 def _number(value: float | None, spec: str) -> str:

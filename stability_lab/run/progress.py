@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from tqdm import tqdm
 
 from stability_lab.config import TrainConfig
+from stability_lab.judge.series import perplexity_in
 from stability_lab.text import rough
 
 _log = logging.getLogger("stability_lab")
@@ -58,7 +59,8 @@ class Progress:
 
     def show(self, row: Mapping[str, float]) -> None:
         step = int(row["step"])
-        loss, ppl = (math.nan if row[key] is None else row[key] for key in ("train/loss", "train/ppl"))
+        named, _ = perplexity_in(row, "train")
+        loss, ppl = (math.nan if row[key] is None else row[key] for key in ("train/loss", named))
         if "perf/tokens_per_s" in row:
             self.speed = f"  {row['perf/tokens_per_s']:,.0f} tok/s"
         self.val_loss, norm = row.get("val/loss", self.val_loss), row["optim/grad_norm"]

@@ -12,7 +12,7 @@ Papers: Vaswani et al. (arXiv:1706.03762); BERT (arXiv:1810.04805); Xiong et al.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stability_lab.seams import Placement, Seams
+from stability_lab.seams import POST_NORM, Seams
 
 
 @dataclass(frozen=True)
@@ -24,4 +24,4 @@ class PostNorm:
     summary: ClassVar[str] = "the norm after the residual addition"
 
     def apply(self, seams: Seams) -> Seams:
-        return seams.claim(self.name, norm_placement=Placement(pre=False, branch=False, residual=True, final=False))
+        return seams.claim(self.name, norm_placement=POST_NORM)

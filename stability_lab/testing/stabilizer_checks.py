@@ -22,6 +22,7 @@ from stability_lab.command_line import read_command_line
 from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError, TrainConfig
 from stability_lab.model.init import fingerprints, initialise
+from stability_lab.objective.loss import IGNORE
 from stability_lab.objective.objective import Batch
 from stability_lab.plugins.option_files import options
 from stability_lab.plugins.trust import allowing, is_trusted
@@ -217,9 +218,9 @@ def its_weights_survive_a_checkpoint(candidate: Candidate) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _require(save_weights(trained.model, Path(folder) / "last"), candidate, "its weights cannot be saved")
         load_weights(other.model, Path(folder) / "last", torch.device("cpu"))
-    inputs = _first_batch(trained)[0].inputs_MT
+    batch, _ = _first_batch(trained)
     with torch.no_grad():
-        logits = [run.model(inputs).logits_BTV for run in (trained, other)]
+        logits = [run.model(batch.inputs_MT, batch.segments_MT).logits_BTV for run in (trained, other)]
     same = fingerprints(other.model) == fingerprints(trained.model) and torch.equal(*logits)
     _require(same, candidate, "the weights of a checkpoint give other logits: is something no parameter and no buffer?")
 
@@ -255,8 +256,9 @@ def check_pair(candidate: Candidate, other: str, nodes: Mapping[str, Any]) -> No
         named = named and any(f"'{seam}'" in messages[0] for seam in EXCLUSIVE)
         _require(named, candidate, f"{pair}the conflict must name both and the seam: {messages[0]}")
         return
-    _require(same(*(_of_seams(both, seams) for seams in filled)), candidate, f"{pair}the order changes the gradients")
-    _train_one_step(build_run(both), candidate, pair)
+    run = build_run(both)
+    _require(same(*(_of_seams(run, seams) for seams in filled)), candidate, f"{pair}the order changes the gradients")
+    _train_one_step(run, candidate, pair)
 
 
 CHECKS: tuple[Callable[[Candidate], None], ...] = (
@@ -298,7 +300,7 @@ def _baseline() -> Run:
 def _first_batch(run: Run) -> tuple[Batch, Tensor]:
     """And one over the number of its targets."""
     batch = run.objective.batch(torch.from_numpy(run.sampler.batch(0, 4)), 0)
-    return batch, torch.tensor(1 / batch.targets_MT.numel())
+    return batch, 1 / (batch.targets_MT != IGNORE).sum()
 
 
 def outcome(run: Run) -> dict[str, Tensor]:
@@ -306,20 +308,18 @@ def outcome(run: Run) -> dict[str, Tensor]:
     batch, inv_n = _first_batch(run)
     run.model.zero_grad()
     with torch.no_grad():
-        logits = run.model(batch.inputs_MT).logits_BTV
+        logits = run.model(batch.inputs_MT, batch.segments_MT).logits_BTV
     objective = run.step.forward(batch, inv_n)[0].objective
     objective.backward()
     gradients = {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
     return {"logits": logits, "objective": objective.detach(), **gradients}
 
 
-def _of_seams(config: TrainConfig, seams: Seams) -> dict[str, Tensor]:
-    """Loss and gradients of fixed tokens in a model with these seams."""
-    model = build_model(config, 64, seams)
+def _of_seams(run: Run, seams: Seams) -> dict[str, Tensor]:
+    """Loss and gradients of the first batch in a model with these seams."""
+    model = build_model(run.config, run.data.vocab_size, seams)
     initialise(model, 0)
-    step = build_step(config, model)
-    batch = step.objective.batch(torch.arange(34).view(2, 17), 0)
-    objective = step.forward(batch, torch.tensor(1 / 32))[0].objective
+    objective = build_step(run.config, model, run.objective).forward(*_first_batch(run))[0].objective
     objective.backward()
     return {"objective": objective} | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

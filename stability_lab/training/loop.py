@@ -98,6 +98,7 @@ class Loop:
                 own=True,
             ),
             more=(_CLIP,),
+            perplexity_name=run.objective.traits.perplexity,
         )
         self.speeds: list[float] = []  # tokens/s of each timed flush; the clock's, so no series
         self.stopped_by: str | None = None
@@ -241,12 +242,13 @@ class Loop:
     def _complete(self, values: list[list[float]], timed: bool) -> list[Row]:
         """Rows of the pending steps; where a bad step stops the run, up to it, for no later one changed anything."""
         rows, on_nonfinite = [], self.run.step.on_nonfinite
+        ppl = f"train/{self.run.objective.traits.perplexity}"
         for row, measured in zip(self._pending, values, strict=True):
             row |= dict(zip(self.run.step.columns, measured, strict=True))
             bad, empty = bool(row.pop("bad")), bool(row.pop("empty"))
-            row["train/ppl"] = perplexity(row["train/loss"])
+            row[ppl] = perplexity(row["train/loss"])
             if empty:  # there is nothing that a loss could be the mean of
-                row |= {"train/loss": None, "train/ppl": None, "optim/skipped": 1.0}
+                row |= {"train/loss": None, ppl: None, "optim/skipped": 1.0}
             if bad and on_nonfinite == "skip":
                 row["optim/skipped"] = 1.0
             rows.append(row)

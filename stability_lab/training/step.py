@@ -70,6 +70,7 @@ class TrainStep:
         self.columns = (
             "train/loss",
             *(f"train/{term.metric}" for term in terms.values()),
+            *(f"train/{name}" for name in objective.traits.columns),
             *("train/z_raw", "train/log_z_mean", "train/log_z_max"),
             *("optim/grad_norm", "optim/clip_coef", "optim/loss_scale", "optim/skipped"),
             *("attn/logit_bound", "bad", "empty"),
@@ -86,6 +87,9 @@ class TrainStep:
         """`poison` is a fault to inject (`inject.Injector`)."""
         (n,) = self.ranks.sums([(batch.targets_MT != IGNORE).sum().to(weight_dtype(self.precision))])
         inv_n = torch.where(n > 0, 1 / n.clamp_min(1), 0.0)
+        if batch.weights_M is not None:
+            (labels,) = self.ranks.sums([batch.weights_M.sum()])
+            batch = batch._replace(weights_M=batch.weights_M / labels.clamp_min(1))
         for parameter in self.update.parameters:
             parameter.grad = None
         sums, bound_L = self._accumulate(batch, inv_n)
@@ -111,7 +115,8 @@ class TrainStep:
         self.side.after(AfterStep(self.model, lr, bound_L, side.call_off))
         self.scale.update(overflow.float())
         skipped = skipped | (side.call_off & ~call_off)
-        row = (loss, *(term * inv_n for term in sums.terms), sums.z_raw * inv_n, sums.log_z * inv_n, sums.log_z_max)
+        row = (loss, *(term * inv_n for term in sums.terms), *sums.measured)
+        row += (sums.z_raw * inv_n, sums.log_z * inv_n, sums.log_z_max)
         row += (norm, side.coef, scale, skipped, bound_L.amax(), bad, empty)
         return torch.stack([value.float() for value in row])
 
@@ -158,11 +163,12 @@ class TrainStep:
         return (sums, bound_L) if self.ranks.size == 1 else self._over_ranks(sums, bound_L)
 
     def _over_ranks(self, sums: LossSums, bound_L: Tensor) -> tuple[LossSums, Tensor]:
-        objective, ce, z_raw, log_z, *terms = self.ranks.sums(
-            (sums.objective, sums.ce, sums.z_raw, sums.log_z, *sums.terms)
+        objective, ce, z_raw, log_z, *rest = self.ranks.sums(
+            (sums.objective, sums.ce, sums.z_raw, sums.log_z, *sums.terms, *sums.measured)
         )
+        terms, measured = tuple(rest[: len(sums.terms)]), tuple(rest[len(sums.terms) :])
         largest = self.ranks.largest(torch.cat((sums.log_z_max[None], bound_L)))
-        return LossSums(objective, ce, tuple(terms), z_raw, log_z, largest[0]), largest[1:]
+        return LossSums(objective, ce, terms, z_raw, log_z, largest[0], measured), largest[1:]
 
 
 def forward_loss(
@@ -172,7 +178,7 @@ def forward_loss(
     terms = tuple(terms)
 
     def forward(batch: Batch, inv_n: Tensor) -> tuple[LossSums, Tensor]:
-        output = model(batch.inputs_MT)
+        output = model(batch.inputs_MT, batch.segments_MT)
         return objective.loss(output, batch, inv_n, terms), output.attn_logit_bound_L
 
     return forward

@@ -67,7 +67,7 @@ def run_with(tiny_run):
     def build(seam: str, make: Callable[[Site], nn.Module], *overrides: str) -> Run:
         run = tiny_run(*overrides)
         run.model.seams = run.model.seams.claim("test", **{seam: make})
-        return run._replace(step=build_step(run.config, run.model))
+        return run._replace(step=build_step(run.config, run.model, run.objective))
 
     return build
 
