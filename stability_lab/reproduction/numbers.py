@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stability_lab.model.attention import logit_stats
@@ -32,7 +33,8 @@ _NO_EPS = 1e-300  # 0 for all purposes of float64
 
 def numbers() -> dict[str, Value]:
     """Name -> value, or one value a seed."""
-    return dict([*_zloss(), *_qknorm(), *_soft_cap(), *_dot_products(), *_norms(), *_attention()])
+    groups = (_zloss, _qknorm, _soft_cap, _dot_products, _heads_apart, _norms, _noise, _attention, _factors, _overflow)
+    return dict(pair for group in groups for pair in group())
 
 
 def _zloss() -> Iterator[tuple[str, float]]:
@@ -76,6 +78,15 @@ def _soft_cap() -> Iterator[tuple[str, float]]:
     assert module is not None
     for logit in (100.0, 50.0, 10.0):
         yield f"cap30_{logit:g}", module(torch.tensor(logit, dtype=torch.float64)).item()
+    yield "caps_taken", float(sum(_takes(cap) for cap in (0.0, -10.0, -100.0)))
+
+
+def _takes(cap: float) -> bool:
+    try:
+        SoftCapStabilizer(cap)
+    except ValueError:
+        return False
+    return True
 
 
 def _dot_products() -> Iterator[tuple[str, Value]]:
@@ -110,6 +121,20 @@ def _gradient(seed: int, d: int, mode: str) -> float:
     return torch.linalg.matrix_norm(jacobian_NKK).mean().item()
 
 
+def _heads_apart() -> Iterator[tuple[str, Value]]:
+    for mode, name in (("sqrt", "scaled"), ("none", "unscaled")):
+        yield f"sharpest_head_{name}", [_sharpest(seed, mode) for seed in SEEDS]
+
+
+def _sharpest(seed: int, mode: str) -> float:
+    """The largest attention weight, the mean of 32 queries, in the sharpest of 8 heads of 64."""
+    generator = torch.Generator().manual_seed(seed)
+    q_HND, k_HKD = (torch.randn(8, n, 64, dtype=torch.float64, generator=generator) for n in (32, KEYS))
+    q_HND = AttnScale(mode=mode).apply(Seams()).attn_scale(_heads(64))(q_HND) / 64**0.5
+    weights_HNK = (q_HND @ k_HKD.mT).softmax(-1)
+    return weights_HNK.amax(-1).mean(-1).amax().item()
+
+
 def _heads(head_dim: int) -> Site:
     """The site of an attention layer with one head."""
     return Site(0, 1, "attn", head_dim, n_heads=1, n_kv_heads=1, head_dim=head_dim)
@@ -129,6 +154,27 @@ def _norms() -> Iterator[tuple[str, float]]:
     x_2 = torch.randn(1000, 2, dtype=torch.float64, generator=generator)
     yield "layernorm_points_2", float(len(torch.unique(_norm("layer", 2)(x_2).round(decimals=6), dim=0)))
     yield "layernorm_rank_2", _rank(_norm("layer", 2), x_2[0])
+
+    yield "l2_radius_64", F.normalize(x_64, dim=-1).norm(dim=-1).mean().item()
+    for norm in ("l2", "rms"):
+        module = QKNormStabilizer(norm=norm, eps=_NO_EPS, affine=False).apply(Seams()).qk_transform(_heads(64))
+        lengths = torch.stack([x_64[0] * factor for factor in (1, 2, 10)]).view(1, 3, 1, 64)
+        points = module(lengths, lengths)[0].round(decimals=6)
+        yield f"{norm}_points_of_lengths", float(len(torch.unique(points[0], dim=0)))
+
+
+def _noise() -> Iterator[tuple[str, Value]]:
+    """RMSNorm of 64 entries: what becomes of another length, and of noise of a tenth in each entry."""
+    norm = _norm("rms", 64)
+    came, went = [], []
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        x_ND, noise_ND = (torch.randn(DRAWS, 64, dtype=torch.float64, generator=generator) for _ in range(2))
+        came.append((0.1 * noise_ND.norm(dim=-1) / x_ND.norm(dim=-1)).mean().item())
+        went.append(((norm(x_ND + 0.1 * noise_ND) - norm(x_ND)).norm(dim=-1) / norm(x_ND).norm(dim=-1)).mean().item())
+    yield "noise_in_length", (norm(x_ND * noise_ND[:, :1].exp()) - norm(x_ND)).abs().amax().item()
+    yield "noise_after_rmsnorm", went
+    yield "noise_before_half", [value / 2 for value in came]
 
 
 def _norm(name: str, n: int) -> nn.Module:
@@ -160,3 +206,30 @@ def _entropy(seed: int, module: Scaling) -> float:
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(1, 4, 64, 32, generator=generator) for _ in range(2))
     return logit_stats(module(q), k, 32**-0.5).entropy_H.mean().item()
+
+
+def _factors() -> Iterator[tuple[str, Value]]:
+    for name, factor in (("1", 1.0), ("tenth", 0.1)):
+        module = DynamicScaling(mode="linear", first=factor, last=factor).apply(Seams()).attn_scale(_heads(1))
+        yield f"gradient_factor_{name}", [_passes(seed, module) for seed in SEEDS]
+    learned = DynamicScaling(mode="learned").apply(Seams()).attn_scale(_heads(1))
+    (theta,) = learned.parameters()
+    logits = torch.tensor([2.0, 1.0, 0.0])
+    yield "learned_factor_start", learned(torch.ones(1)).item()
+    learned(logits).log_softmax(-1)[0].backward()
+    assert theta.grad is not None
+    yield "learned_factor_moves", float(theta.grad.item() != 0)
+
+
+def _passes(seed: int, module: Scaling) -> float:
+    """Mean Frobenius norm of the Jacobian of 16 attention weights in logits of variance 1 before the factor."""
+    logits_NK = torch.randn(DRAWS, KEYS, generator=torch.Generator().manual_seed(seed))
+    jacobian_NKK = torch.func.vmap(torch.func.jacrev(lambda z: module(z).softmax(-1)))(logits_NK)
+    return torch.linalg.matrix_norm(jacobian_NKK).mean().item()
+
+
+def _overflow() -> Iterator[tuple[str, float]]:
+    """Softmax of the logits 750 and 0 in float64, by its formula and as PyTorch computes it: is a weight not finite?"""
+    logits = torch.tensor([750.0, 0.0], dtype=torch.float64)
+    yield "naive_softmax_fails", float(not (logits.exp() / logits.exp().sum()).isfinite().all())
+    yield "softmax_fails", float(not logits.softmax(-1).isfinite().all())

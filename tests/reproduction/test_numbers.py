@@ -49,11 +49,22 @@ SINGLE = {
     "layernorm_points_2": 2,
     "layernorm_rank_2": 0,
     "position_0_largest": 1,
+    "caps_taken": 0,
+    "l2_radius_64": 1,
+    "l2_points_of_lengths": 1,
+    "rms_points_of_lengths": 1,
+    "noise_in_length": 0,
+    "learned_factor_start": 1,
+    "learned_factor_moves": 1,
+    "naive_softmax_fails": 1,
+    "softmax_fails": 0,
 }
 DRAWN = {
     "variance_over_head_dim",
     "entropy_factor_2",
     "entropy_factor_half",
+    *("sharpest_head_scaled", "sharpest_head_unscaled", "gradient_factor_1", "gradient_factor_tenth"),
+    *("noise_after_rmsnorm", "noise_before_half"),
     *(f"gradient_{name}_{d}" for name in ("scaled", "unscaled") for d in (64, 1024)),
 }
 
@@ -114,3 +125,28 @@ def test_entropy_is_that_of_a_naive_softmax(name: str, factor: float, found: dic
     values = found[name]
     assert isinstance(values, list)
     assert np.mean(values) == pytest.approx(np.mean(entropies), abs=0.02)
+
+
+@pytest.mark.slow
+def test_what_is_drawn_for_heads_factors_and_noise(found: dict[str, Value]) -> None:
+    """Over other draws; noise of a tenth keeps 63 of its 64 directions."""
+    rng = np.random.default_rng(2)
+    q, k = rng.standard_normal((200, 8, 32, 64)), rng.standard_normal((200, 8, KEYS, 64))
+    z = rng.standard_normal((4 * DRAWS, KEYS))
+    expected = {"noise_after_rmsnorm": 0.1 * math.sqrt(63 / 64), "noise_before_half": 0.05}
+    for name, divisor in (("scaled", 8.0), ("unscaled", 1.0)):
+        largest = _softmax(q @ k.swapaxes(-1, -2) / divisor).max(-1)
+        expected[f"sharpest_head_{name}"] = largest.mean(-1).max(-1).mean()
+    for name, factor in (("1", 1.0), ("tenth", 0.1)):
+        p = _softmax(factor * z)
+        square = (p**2).sum(1)
+        expected[f"gradient_factor_{name}"] = factor * np.sqrt(square - 2 * (p**3).sum(1) + square**2).mean()
+    for name, value in expected.items():
+        values = found[name]
+        assert isinstance(values, list)
+        assert np.mean(values) == pytest.approx(value, rel=0.03), name
+
+
+def _softmax(z: np.ndarray) -> np.ndarray:
+    p = np.exp(z - z.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)

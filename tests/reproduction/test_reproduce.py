@@ -38,7 +38,7 @@ def test_without_a_name_it_lists_what_there_is(run_command) -> None:
         (["textbook", "--part", "nmbers"], "--part nmbers: textbook has no such part: did you mean numbers?"),
         (["TEXTBOOK"], "there is no such reproduction: did you mean textbook?"),
         (["textbook", "--scale", "full"], "--scale full: textbook numbers: not made at this scale, but no other part"),
-        (["textbook", "--part", "training", "--scale", "full"], "textbook ramps, attn_scale, norms, placements: not"),
+        (["textbook", "--part", "training", "--scale", "full"], "textbook ramps, attn_scale, norms, placements, seeds: not"),
         (["textbook", "--part="], "--part '': textbook has no such part"),
         (["textbook", "--out", "a" * 300], ": File name too long: give another folder"),
         (["textbook", "--scale", "h200"], "textbook numbers: not made at this scale, but --part ramps has"),
@@ -252,7 +252,7 @@ def test_the_textbook_is_computed_and_its_page_is_the_committed_one(run_command,
     committed = Path(__file__).parents[2] / "docs" / "reproduction"
     ours = rows(Path("outputs/reproduction/textbook.md").read_text(encoding="utf-8"))
     theirs = rows((committed / "textbook.md").read_text(encoding="utf-8"))
-    assert len(ours) == 33
+    assert len(ours) == 45
     assert {name: cells[3] for name, cells in ours.items()} == {name: cells[3] for name, cells in theirs.items()}
 
 
