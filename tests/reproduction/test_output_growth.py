@@ -29,13 +29,14 @@ def test_sizes_are_those_of_a_model_run_by_hand(compose_config) -> None:
     assert found["qkv"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_both_runs_begin_alike_and_a_run_that_does_not_fail_is_left_out(compose_config, monkeypatch) -> None:
     words = ("data=synthetic", "model=gpt_pico", "model.seq_len=16", "schedule=ramp", "trainer.micro_batch_size=2")
-    config = compose_config(*words, "optimizer.lr=1.0", "trainer.max_steps=40", "tracking=local", "trainer.device=cpu")
+    config = compose_config(*words, "optimizer.lr=1.0", "trainer.max_steps=30", "tracking=local", "trainer.device=cpu")
     assert output_growth(config, [0]) == {}
     monkeypatch.setattr(module, "LEVEL", 100.0)  # never left: the last row counts
-    found = output_growth(config, [0, 1])
-    assert len(found["fc2_growth"]) == 2
+    found = output_growth(config, [0])
+    assert len(found["fc2_growth"]) == 1
     assert found["fc2_growth"][0] == found["fc2_diverging"][0] - found["fc2_converging"][0]
     monkeypatch.setattr(module, "CONVERGES", 1.0)
     same = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, name="constant"))

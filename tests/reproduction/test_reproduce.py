@@ -38,7 +38,10 @@ def test_without_a_name_it_lists_what_there_is(run_command) -> None:
         (["textbook", "--part", "nmbers"], "--part nmbers: textbook has no such part: did you mean numbers?"),
         (["TEXTBOOK"], "there is no such reproduction: did you mean textbook?"),
         (["textbook", "--scale", "full"], "--scale full: textbook numbers: not made at this scale, but no other part"),
-        (["textbook", "--part", "training", "--scale", "full"], "textbook ramps, attn_scale, norms, placements, seeds: not"),
+        (
+            ["textbook", "--part", "training", "--scale", "full"],
+            "textbook ramps, attn_scale, norms, placements, seeds: not",
+        ),
         (["textbook", "--part="], "--part '': textbook has no such part"),
         (["textbook", "--out", "a" * 300], ": File name too long: give another folder"),
         (["textbook", "--scale", "h200"], "textbook numbers: not made at this scale, but --part ramps has"),
