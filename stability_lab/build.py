@@ -18,7 +18,7 @@ from stability_lab.data.special import with_special, word_pieces
 from stability_lab.diagnostics.memory import physical_bytes
 from stability_lab.machine.cores import cores
 from stability_lab.machine.precision import has_bf16, weight_dtype
-from stability_lab.model.init import initialise
+from stability_lab.model.init import fingerprints, initialise
 from stability_lab.model.mask import DocumentMark
 from stability_lab.model.transformer import GPT, parameter_counts, site_of
 from stability_lab.objective.causal_lm import CausalLM
@@ -271,24 +271,26 @@ def build_step(config: TrainConfig, model: GPT, objective: Objective, ranks: Ran
     for term in terms.values():
         if isinstance(term, torch.nn.Module):
             term.to(model.embed.weight.device)
+    called = ranks.wrap(model)  # which may replace the weights that an optimizer is to hold
     return TrainStep(
         model,
         objective,
         terms,
-        _build_update(config, model),
+        _build_update(config, model, ranks),
         GradientSide(model.seams, site, trainer.grad_clip).to(model.embed.weight.device),
         grad_accum_steps=trainer.grad_accum_steps,
         precision=trainer.precision,
         compile=trainer.compile,
         on_nonfinite=config.stability.on_nonfinite,
         ranks=ranks,
+        called=called,
     )
 
 
-def _build_update(config: TrainConfig, model: GPT) -> Update:
+def _build_update(config: TrainConfig, model: GPT, ranks: Ranks) -> Update:
     options = instantiate_as(OptimizerOptions, config.optimizer, "optimizer")
     if isinstance(options, AdamW):
-        return AdamW.build(options, model, model.fused)
+        return AdamW.build(options, model, model.fused, ranks.local)
     return options.build(model)
 
 
@@ -311,6 +313,7 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
     init_seed = config.seed if config.init_seed is None else config.init_seed
     model = build_model(config, data.vocab_size, seams, document_mark(config, data))
     initialise(model, init_seed)
+    init = fingerprints(model)
     model.to(device, weight_dtype(trainer.precision))
     model.masks(torch.zeros(1, seq_len, dtype=torch.long, device=device))  # else a compiled model would make them
     objective = build_objective(config, data)
@@ -328,6 +331,7 @@ def build_run(config: TrainConfig, ranks: Ranks = ONE) -> Run:
         stabilizers,
         data,
         model,
+        init,
         step,
         Schedule.of(config.schedule, config.lr, trainer.max_steps),
         build_sampler(data, seq_len, data_seed_of(config), config.sampling, per_sample),

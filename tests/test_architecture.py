@@ -108,7 +108,7 @@ def test_each_service_lives_in_one_file() -> None:
     assert importers("datasets") <= {"data/sources/hub.py"}
     assert importers("tensorboard") == {"logs/tensorboard.py"}
     assert all(name.startswith("compare/figures/") for name in importers("matplotlib"))
-    assert importers("torch.distributed") <= {"training/ranks.py"}
+    assert importers("torch.distributed") <= {"training/ranks.py", "training/sharded.py"}
     # For the Trainer's callback; else only tests compare with it.
     assert importers("transformers") == {"monitoring/callback.py"}
 

@@ -88,7 +88,7 @@ def _run(job: Composed, overrides: Sequence[str], resume: str | None) -> int:
     from stability_lab.run.job import execute, go_on_with
     from stability_lab.training.ranks import ranks_of
 
-    with ranks_of(device_of(job.config)) as ranks:
+    with ranks_of(job.config.trainer.parallel, device_of(job.config)) as ranks:
         if ranks.rank > 0:
             return follow(job, ranks)
         if resume is not None:

@@ -138,7 +138,7 @@ class TrainerConfig:
     emulate_bf16: bool = _key("machine")
     compile: str = _key("machine", one_of=("off", "block", "full"))
     device: str = _key("machine", one_of=("auto", "cpu", "cuda"))
-    parallel: str = _key("machine", one_of=("off", "ddp"))
+    parallel: str = _key("machine", one_of=("off", "ddp", "fsdp2"))
     threads: int | None = _key("machine", ge=1, le=1024)
     deterministic: bool = _key("machine")
     eval_every: int | None = _key(ge=1)

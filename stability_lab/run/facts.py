@@ -11,7 +11,6 @@ import torch
 from stability_lab.build import training_bytes
 from stability_lab.compose import Composed
 from stability_lab.data.loader import batch_fingerprint
-from stability_lab.model.init import fingerprints
 from stability_lab.model.transformer import parameter_counts
 from stability_lab.plugins.trust import code_version, provenance
 from stability_lab.run.folder import SINGLE_RUNS
@@ -57,7 +56,7 @@ def facts(run: Run, composed: Composed, overrides: Sequence[str], notices: Seque
             "validation": batch_fingerprint(run.eval_windows.cpu().numpy()),
             "probe": batch_fingerprint(run.probe_windows.cpu().numpy()),
         },
-        "init": fingerprints(run.model),
+        "init": run.init,
         "notices": list(notices),
     }
 

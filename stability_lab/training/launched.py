@@ -71,6 +71,14 @@ def check_ranks(config: TrainConfig, place: Launched, multirun: bool = False) ->
             f"trainer.micro_batch_size={trainer.micro_batch_size}, trainer.grad_accum_steps={trainer.grad_accum_steps}:"
             f" the {sequences} sequences of a step must be a multiple of the {place.size} processes"
         )
+    if trainer.parallel == "fsdp2" and (
+        config.optimizer.get("_target_", "").rpartition(".")[2] != "AdamW" or config.model.implementation != "fused"
+    ):
+        raise ConfigError(
+            "trainer.parallel=fsdp2: divides only what optimizer=adamw with model.implementation=fused keeps; use ddp"
+        )
+    if trainer.parallel == "fsdp2" and trainer.compile != "off":
+        raise ConfigError(f"trainer.compile={trainer.compile}: was not made to go with trainer.parallel=fsdp2; use off")
     if trainer.compile == "full":
         raise ConfigError(
             f"trainer.compile=full: goes without trainer.parallel={trainer.parallel}, whose hooks are no part of one "

@@ -43,6 +43,7 @@ class Run(NamedTuple):
     stabilizers: list[Stabilizer]
     data: TokenData
     model: GPT
+    init: dict[str, str]  # parameter name -> hash of its initial values
     step: TrainStep
     schedule: Schedule
     sampler: Sampler
@@ -125,7 +126,7 @@ class Loop:
             validation = _due(step, config.trainer.eval_every, last)
             probe = _due(step, config.diagnostics.probe_every, last)
             scheduled = validation or probe or step % config.trainer.log_every == 0
-            saves = self._saves(step, last)
+            saves = self._saves(step, last, scheduled)
             if not last and (scheduled or run.ranks.size == 1) and run.ranks.any(self.interrupted()):
                 self.stopped_by = "interruption"
             if not (scheduled or saves or self.stopped_by):
@@ -146,8 +147,10 @@ class Loop:
             ends = last or self.stopped_by in ("nonfinite", "divergence")
             self._deliver(rows, scheduled, ends)
             # Only now, when the rows are written: a full disk ends the run here.
-            if is_best and self.checkpoints is not None:
-                self.checkpoints.save_best(weights_of(self.run.model), watch.n, watch.best)
+            if is_best and config.trainer.save_weights:
+                weights = self._weights()
+                if self.checkpoints is not None:
+                    self.checkpoints.save_best(weights, watch.n, watch.best)
             if saves or self.stopped_by:
                 self._save()
             if self.stopped_by:
@@ -182,13 +185,14 @@ class Loop:
         n = self.watch.n
         plain = {"step": n, "tokens": n * self._tokens, "watch": watched, "tokens_per_s": self.speeds}
         plain["sampler"] = run.sampler.state()
-        return State(weights_of(run.model), training, plain)
+        return State(self._weights(), training, plain)
 
     def load_state(self, state: State) -> None:
         """Go on from `state`; ValueError where it is not one of this model and configuration."""
         run, plain, tensors = self.run, state.plain, state.training
         columns = {k.removeprefix("series/"): v.numpy() for k, v in tensors.items() if k.startswith("series/")}
-        put_weights(run.model, state.model)
+        own = weights_of(run.model)
+        put_weights(run.model, {n: run.ranks.divided(t, own[n]) if n in own else t for n, t in state.model.items()})
         run.step.load_state(tensors)
         with _part("the measurements so far"):
             self.watch.load_state(columns, plain["watch"])
@@ -202,20 +206,28 @@ class Loop:
         if self.watch.n != plain["step"]:
             raise ValueError(f"it holds {self.watch.n} rows for {plain['step']} steps")
 
-    def _saves(self, step: int, last: bool) -> bool:
-        if self.checkpoints is None:
-            return False
-        return last or self.checkpoints.due(step) or self.injector.saves(step)
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return self.run.ranks.whole(weights_of(self.run.model))
+
+    def _saves(self, step: int, last: bool, scheduled: bool) -> bool:
+        if not self.run.config.trainer.save_weights or last:
+            return last and self.run.config.trainer.save_weights
+        due = self.checkpoints is not None and (self.checkpoints.due(step) or self.injector.saves(step))
+        return due if self.run.ranks.size == 1 else scheduled and self.run.ranks.any(due)
 
     def _save(self) -> None:
         """A checkpoint; of a run that a bad step has ended the weights before it, which is where it stopped."""
+        if not self.run.config.trainer.save_weights:
+            return
+        n, bad = self.watch.n, self.stopped_by == "nonfinite"
+        state = None if bad else self.state()  # all ranks take part in it
+        weights = self._weights() if state is None else state.model
         if self.checkpoints is None:
             return
-        n = self.watch.n
-        if self.stopped_by == "nonfinite":
-            saved = self.checkpoints.save_last_weights(weights_of(self.run.model), n - 1)
+        if state is None:
+            saved = self.checkpoints.save_last_weights(weights, n - 1)
         else:
-            saved = self.checkpoints.save(self.state(), lambda: self.injector.in_checkpoint(n))
+            saved = self.checkpoints.save(state, lambda: self.injector.in_checkpoint(n))
         if not saved:
             _log.warning("no checkpoint at step %d: a weight is not finite, so the one before it stays", n)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stability_lab.config import option
 from stability_lab.training.fused_adamw import FusedAdamW
@@ -70,15 +71,15 @@ class AdamW:
     independent_weight_decay: float = option(1e-4, ge=0)
     decay_embeddings: bool = False
 
-    def build(self, model: nn.Module, fused: bool = True) -> Update:
-        """Not `fused`: torch's own loop over the parameters, which leaves the same state."""
+    def build(self, model: nn.Module, fused: bool = True, local: Callable[[Tensor], Tensor] | None = None) -> Update:
+        """Not `fused`: torch's own loop over the parameters, which leaves the same state. `local`: see `FusedAdamW`."""
         decay = self.weight_decay
         if self.weight_decay_mode == "independent":
             decay = self.independent_weight_decay / self.lr
         groups = decay_groups(model, decay, self.decay_embeddings)
         betas, fields = (self.beta1, self.beta2), ("step", "exp_avg", "exp_avg_sq")
         if fused:
-            return FusedUpdate([FusedAdamW(groups, self.lr, betas, self.eps)], model, self.lr, fields)
+            return FusedUpdate([FusedAdamW(groups, self.lr, betas, self.eps, local)], model, self.lr, fields)
         made = torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, foreach=False)
         return SnapshotUpdate([made], model, self.lr, fields)
 

@@ -8,14 +8,14 @@ a signal or a disk decides is agreed upon.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, _foreach_norm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from stability_lab.training.launched import launched
 
@@ -36,11 +36,11 @@ class Ranks(Protocol):
         ...
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model to call in training: gradients of its parameters become sums over ranks."""
+        """The model to call in training: gradients of its parameters become means over ranks."""
         ...
 
     def backward(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch; gradients are summed in the `last` of a step."""
+        """Around forward and backward of a micro-batch; ranks exchange gradients in the `last` of a step."""
         ...
 
     def sums(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -49,6 +49,22 @@ class Ranks(Protocol):
 
     def largest(self, value: Tensor) -> Tensor:
         """Largest over ranks, element by element, on the device."""
+        ...
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The L2 norm of all gradients, 0-d, on the device."""
+        ...
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this rank holds of a weight, gradient or moment."""
+        ...
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors undivided; all ranks wait for each other."""
+        ...
+
+    def divided(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """The opposite: `tensor`, which all ranks have, held as `like` is."""
         ...
 
     def any(self, flag: bool) -> bool:
@@ -81,6 +97,19 @@ class OneProcess:
     def largest(self, value: Tensor) -> Tensor:
         return value
 
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        return torch.stack(_foreach_norm(list(gradients))).norm()
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def divided(self, tensor: Tensor, like: Tensor) -> Tensor:
+        del like
+        return tensor
+
     def any(self, flag: bool) -> bool:
         return flag
 
@@ -91,12 +120,12 @@ class OneProcess:
 ONE = OneProcess()
 
 
-class DataParallel:
+class DataParallel(OneProcess):
     """torch's DistributedDataParallel over the default process group."""
 
     def __init__(self, rank: int, size: int, device: torch.device):
         self.rank, self.size, self.device = rank, size, device
-        self._wrapped: nn.parallel.DistributedDataParallel | None = None
+        self._wrapped: Any = None
 
     def part(self, n: int) -> slice:
         each = n // self.size
@@ -105,11 +134,9 @@ class DataParallel:
     def wrap(self, model: nn.Module) -> nn.Module:
         options: dict[str, Any] = {_BUFFERS: False}
         self._wrapped = nn.parallel.DistributedDataParallel(model, **options)
-        self._wrapped.register_comm_hook(None, _sum_of_bucket)  # the loss is divided by the tokens of all ranks already
         return self._wrapped
 
     def backward(self, last: bool) -> AbstractContextManager[Any]:
-        assert self._wrapped is not None
         return nullcontext() if last else self._wrapped.no_sync()
 
     def sums(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -136,14 +163,8 @@ def dropout_seed(seed: int, rank: int, step: int = 0) -> int:
     return (seed + rank * 0x9E3779B1 + step * 0x85EBCA6B) % 2**62 if rank else seed
 
 
-def _sum_of_bucket(_, bucket):  # torch compares annotations as objects, and ours are words
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])
-
-
 @contextmanager
-def ranks_of(device: torch.device) -> Iterator[Ranks]:
+def ranks_of(parallel: str, device: torch.device) -> Iterator[Ranks]:
     """The ranks of this run, joined; `device` is where its tensors are."""
     place = launched()
     if place.size == 1:
@@ -153,6 +174,11 @@ def ranks_of(device: torch.device) -> Iterator[Ranks]:
         torch.cuda.set_device(place.local_rank)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
-        yield DataParallel(place.rank, place.size, device)
+        if parallel == "ddp":
+            yield DataParallel(place.rank, place.size, device)
+        else:
+            from stability_lab.training.sharded import Sharded  # FSDP takes as long to load as half of torch
+
+            yield Sharded(place.rank, place.size, device)
     finally:
         dist.destroy_process_group()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor, _amp_update_scale_, _foreach_norm, nn  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, _amp_update_scale_, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from stability_lab.machine.precision import autocast, weight_dtype
 from stability_lab.model.transformer import GPT
@@ -43,7 +43,7 @@ class TrainStep:
     bits. With on_nonfinite=stop neither does any later one, until the loop reads the flag at its next flush and stops;
     with `skip` and `warn` each step is judged for itself. Gradients that overflow at an fp16 loss scale above 1 while
     the loss is finite are `skipped` and not bad; so is what the gradient side calls off. A step without a valid token
-    is `empty` and changes nothing either.
+    is `empty` and changes nothing either. `called` is `model` as its `ranks` call it.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class TrainStep:
         compile: str = "off",
         on_nonfinite: str = "stop",
         ranks: Ranks = ONE,
+        called: nn.Module | None = None,
     ):
         self.model, self.objective, self.terms, self.update, self.side = model, objective, terms, update, side
         self.device = update.parameters[0].device
@@ -75,7 +76,7 @@ class TrainStep:
             *("optim/grad_norm", "optim/clip_coef", "optim/loss_scale", "optim/skipped"),
             *("attn/logit_bound", "bad", "empty"),
         )
-        self.forward = forward_loss(ranks.wrap(model), objective, terms.values())
+        self.forward = forward_loss(called or model, objective, terms.values())
         if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
         elif compile == "block":
@@ -92,14 +93,16 @@ class TrainStep:
             batch = batch._replace(weights_M=batch.weights_M / labels.clamp_min(1))
         for parameter in self.update.parameters:
             parameter.grad = None
-        sums, bound_L = self._accumulate(batch, inv_n)
+        # Engines take the mean over ranks, and what is wanted is the sum.
+        size = self.ranks.size
+        sums, bound_L = self._accumulate(batch, inv_n if size == 1 else inv_n * size)
         grads = [p.grad for p in self.update.parameters if p.grad is not None]
         if poison is not None:
             value = math.inf if poison == "inf_loss" else math.nan
             grads[0].mul_(value)
             if poison != "nan_grad":
                 sums = sums._replace(ce=sums.ce * value)
-        norm = torch.stack(_foreach_norm(grads)).norm() / self.scale.value
+        norm = self.ranks.norm(grads) / self.scale.value
         overflow = ~norm.isfinite()
         loss = sums.ce * inv_n
         skipped = overflow & loss.isfinite() & (self.scale.value > 1)
@@ -124,7 +127,7 @@ class TrainStep:
         """Optimizer, gradient side, loss scale and stop flag by name: all that a step leaves behind but the weights."""
         return {
             **self._own(),
-            **{f"optimizer/{key}": value for key, value in self.update.state().items()},
+            **{f"optimizer/{key}": value for key, value in self.ranks.whole(self.update.state()).items()},
             **{f"side/{key}": value for key, value in self.side.state_dict().items()},
         }
 
@@ -137,7 +140,12 @@ class TrainStep:
         for name, target in self._own().items():
             if name not in tensors or tensors[name].shape != target.shape or tensors[name].dtype != target.dtype:
                 raise ValueError(f"{name} is missing or of another kind")
-        self.update.load_state(part("optimizer/"))
+        weights = dict(self.model.named_parameters())
+        moments = part("optimizer/")
+        for key, value in moments.items():
+            if (weight := weights.get(key.partition("/")[2])) is not None:
+                moments[key] = self.ranks.divided(value, weight)
+        self.update.load_state(moments)
         try:
             self.side.load_state_dict(part("side/"))
         except RuntimeError as error:

@@ -16,12 +16,12 @@ from stability_lab.training.ranks import ONE, Ranks, ranks_of
 TINY = (
     *("model.d_model=32", "model.n_layers=2", "model.n_heads=4", "model.seq_len=16", "trainer.device=cpu"),
     *("trainer.micro_batch_size=4", "trainer.grad_accum_steps=2", "trainer.max_steps=4", "trainer.eval_sequences=4"),
-    *("schedule.warmup_steps=2", "optimizer.lr=1e-2", "tracking=local", "trainer.parallel=ddp"),
+    *("schedule.warmup_steps=2", "optimizer.lr=1e-2", "tracking=local"),
 )
 
 
 def config_of(*words: str) -> TrainConfig:
-    (job,) = compose_jobs(read_command_line([*TINY, *words]))
+    (job,) = compose_jobs(read_command_line([*TINY, *words, f"trainer.parallel={sys.argv[2]}"]))
     return job.config
 
 
@@ -32,6 +32,11 @@ def step_of(run: Run, number: int) -> Tensor:
     return run.step(run.objective.batch(windows, own.start), 1e-2)
 
 
+def weights(run: Run) -> list[Tensor]:
+    whole = run.ranks.whole(dict(run.model.named_parameters()))
+    return [weight.detach().clone() for weight in whole.values()]
+
+
 def every_stabilizer(ranks: Ranks) -> None:
     """Each entry, two ranks against one process: rows and weights of three steps, to rounding."""
     for name in sorted(path.stem for path in (config_dir() / "stabilizer").glob("*.yaml")):
@@ -40,7 +45,9 @@ def every_stabilizer(ranks: Ranks) -> None:
         for number in (1, 2, 3):
             expected, row = step_of(alone, number), step_of(together, number)
             torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
-        for (key, a), b in zip(alone.model.named_parameters(), together.model.parameters(), strict=True):
+        trained = ranks.whole(dict(together.model.named_parameters()))
+        for key, a in alone.model.named_parameters():
+            b = trained[key]
             torch.testing.assert_close(
                 b, a, rtol=2e-3, atol=2e-4, msg=lambda m, key=key, name=name: f"{name} {key}: {m}"
             )
@@ -50,7 +57,7 @@ def nonfinite_on_one_rank(ranks: Ranks) -> None:
     """A NaN in the activations of rank 1 calls the step off on all: weights keep their bits."""
     run = build_run(config_of("stability.on_nonfinite=skip"), ranks)
     step_of(run, 1)
-    before = [parameter.detach().clone() for parameter in run.model.parameters()]
+    before = weights(run)
     factor = torch.tensor(torch.nan if ranks.rank == 1 else 1.0)
 
     def poison(_: torch.nn.Module, __: object, x: Tensor) -> Tensor:
@@ -60,10 +67,10 @@ def nonfinite_on_one_rank(ranks: Ranks) -> None:
     row = dict(zip(run.step.columns, step_of(run, 2).tolist(), strict=True))
     hook.remove()
     assert row["bad"] == 1, row
-    assert all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
     row = dict(zip(run.step.columns, step_of(run, 3).tolist(), strict=True))
     assert row["bad"] == 0, row
-    assert not all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
+    assert not all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
 
 def weights_stay_equal(ranks: Ranks) -> None:
@@ -75,8 +82,8 @@ def weights_stay_equal(ranks: Ranks) -> None:
     assert not torch.equal(all_drawn[0], all_drawn[1])
     for number in range(1, 11):
         step_of(run, number)
-    for parameter in run.model.parameters():
-        low, high = parameter.detach().clone(), parameter.detach().clone()
+    for weight in weights(run):
+        low, high = weight.clone(), weight.clone()
         dist.all_reduce(low, dist.ReduceOp.MIN)
         dist.all_reduce(high, dist.ReduceOp.MAX)
         assert torch.equal(low, high)
@@ -85,6 +92,6 @@ def weights_stay_equal(ranks: Ranks) -> None:
 CASES = {case.__name__: case for case in (every_stabilizer, nonfinite_on_one_rank, weights_stay_equal)}
 
 if __name__ == "__main__":
-    with ranks_of(torch.device("cpu")) as joined:
+    with ranks_of(sys.argv[2], torch.device("cpu")) as joined:
         assert joined.size == 2
         CASES[sys.argv[1]](joined)

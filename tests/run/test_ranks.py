@@ -43,27 +43,29 @@ def assert_same_curves(run: Path, alone: Path) -> None:
             assert row[key] == pytest.approx(other[key], rel=near, abs=near), (row["step"], key)
 
 
-def command(ranks: int, *words: str) -> list[str]:
+def command(ranks: int, *words: str, parallel: str = "ddp") -> list[str]:
     start = [sys.executable]
     if ranks > 1:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        words = (*words, "trainer.parallel=ddp")
+        words = (*words, f"trainer.parallel={parallel}")
     return [*start, "-m", "stability_lab", "train", *words]
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command(ranks, *words), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    def run(ranks: int, *words: str, parallel: str = "ddp") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(ranks, *words, parallel=parallel), cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
 
     return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_run_equals_that_of_one_process(train: Any, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp2"), (4, "ddp")])
+def test_a_run_equals_that_of_one_process(train: Any, tmp_path: Path, ranks: int, parallel: str) -> None:
     for n, name in ((1, "alone"), (ranks, "ranks")):
-        done = train(n, *WORDS, "trainer.max_steps=20", f"run_name={name}")
+        done = train(n, *WORDS, "trainer.max_steps=20", f"run_name={name}", parallel=parallel)
         assert done.returncode == 0, done.stdout + done.stderr
     alone, run = (tmp_path / "outputs" / "runs" / name for name in ("alone", "ranks"))
     assert_same_curves(run, alone)
@@ -78,7 +80,7 @@ def test_a_run_equals_that_of_one_process(train: Any, tmp_path: Path, ranks: int
 def test_it_goes_on_with_another_number_of_ranks(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "runs" / "parts"
     assert train(1, *WORDS, "trainer.max_steps=18", "run_name=alone").returncode == 0
-    killed = train(2, *WORDS, "trainer.max_steps=18", "run_name=parts", "debug.inject=kill@8")
+    killed = train(2, *WORDS, "trainer.max_steps=18", "run_name=parts", "debug.inject=kill@8", parallel="fsdp2")
     assert killed.returncode != 0
     assert len(rows_of(run)) == 5
     assert train(1, f"resume={run}", "trainer.parallel=off", "trainer.max_steps=12").returncode == 0
@@ -89,11 +91,14 @@ def test_it_goes_on_with_another_number_of_ranks(train: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("case", ["every_stabilizer", "nonfinite_on_one_rank", "weights_stay_equal"])
-def test_on_two_ranks(case: str, tmp_path: Path) -> None:
+def test_on_two_ranks(case: str, parallel: str, tmp_path: Path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     script = Path(__file__).with_name("rank_cases.py")
-    done = subprocess.run([*start, str(script), case], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*start, str(script), case, parallel], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -170,6 +175,8 @@ def test_sigterm_ends_all_with_a_checkpoint(started: Any) -> None:
         (TWO, ["trainer.parallel=ddp", "-m", "seed=0,1"], "WORLD_SIZE=2 with -m"),
         (TWO, ["trainer.parallel=ddp", "trainer.micro_batch_size=3"], "the 3 sequences of a step must be a multiple"),
         (TWO, ["trainer.parallel=ddp", "trainer.compile=full"], "trainer.compile=full: goes without"),
+        (TWO, ["trainer.parallel=fsdp2", "optimizer=sgd"], "trainer.parallel=fsdp2: divides only"),
+        (TWO, ["trainer.parallel=fsdp2", "trainer.compile=block"], "trainer.compile=block: was not made"),
         ({}, ["trainer.parallel=ddp"], "trainer.parallel=ddp: needs several processes"),
         ({"WORLD_SIZE": "two"}, [], "WORLD_SIZE=two"),
         (TWO | {"RANK": ""}, ["trainer.parallel=ddp"], "RANK=: must be a number"),
