@@ -55,7 +55,7 @@ def command(ranks: int, *words: str, parallel: str = "ddp") -> list[str]:
 def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(ranks: int, *words: str, parallel: str = "ddp") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(ranks, *words, parallel=parallel), cwd=tmp_path, capture_output=True, text=True, timeout=120
+            command(ranks, *words, parallel=parallel), cwd=tmp_path, capture_output=True, text=True, timeout=180
         )
 
     return run
@@ -92,13 +92,11 @@ def test_it_goes_on_with_another_number_of_ranks(train: Any, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("case", ["every_stabilizer", "nonfinite_on_one_rank", "weights_stay_equal"])
-def test_on_two_ranks(case: str, parallel: str, tmp_path: Path) -> None:
+def test_on_two_ranks(parallel: str, tmp_path: Path) -> None:
+    """Every stabilizer, a NaN on one rank, equal weights under dropout: see rank_cases.py."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     script = Path(__file__).with_name("rank_cases.py")
-    done = subprocess.run(
-        [*start, str(script), case, parallel], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run([*start, str(script), parallel], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
