@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -37,19 +38,24 @@ QUICK = ["model.d_model=64", "model.n_layers=2", "model.n_heads=2", "model.seq_l
 
 def measured(args: argparse.Namespace) -> Iterator[Group]:
     words = [f"model={args.model}", f"trainer.precision={args.precision}", f"trainer.device={args.device}"]
-    words += ["tracking=local", f"trainer.compile={args.compile}", f"trainer.threads={args.threads}"]
-    config = compose_jobs(read_command_line([*words, *(QUICK if args.quick else [])]))[0].config
+    words += [f"trainer.compile={args.compile}", f"trainer.threads={args.threads}"]
+    yield shares([*words, *(QUICK if args.quick else [])], args.rounds, timing.clock(args))
+
+
+def shares(overrides: Sequence[str], rounds: int, clock: Callable[[], float] = time.perf_counter) -> Group:
+    """Time of each part, as a share of that of a step of `train` with these overrides."""
+    config = compose_jobs(read_command_line([*overrides, "tracking=local"]))[0].config
     run = build_run(config)
     with tempfile.TemporaryDirectory() as folder:
         parts, every = variants(run, Path(folder))
         if run.device.type == "cuda":
             parts = {name: (lambda f=f: (f(), torch.cuda.synchronize())) for name, f in parts.items()}
-        seconds = interleaved(parts, args.rounds)
+        seconds = interleaved(parts, rounds, clock=clock)
     for name, n in every.items():
         seconds[name] = [s / n for s in seconds[name]]
     diagnostics = [name for name in parts if name != "step"]
-    seconds["together"] = [sum(seconds[name][r] for name in diagnostics) for r in range(args.rounds)]
-    yield group(f"Diagnostics of a step of {config.model.name}, {args.precision}, on {run.device}", seconds)
+    seconds["together"] = [sum(seconds[name][r] for name in diagnostics) for r in range(rounds)]
+    return group(f"Diagnostics of a step of {config.model.name}, {config.trainer.precision}, on {run.device}", seconds)
 
 
 def variants(run: Run, folder: Path) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
@@ -127,6 +133,7 @@ class _Nowhere:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser("benchmarks.diagnostics", __doc__, rounds=31, quick={"rounds": 15})
+    timing.add_cpu_time(made)
     made.add_argument("--model", default="gpt_nano", help="an option of the group model (default: %(default)s)")
     made.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     made.add_argument("--compile", choices=("off", "block", "full"), default="off")

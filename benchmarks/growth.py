@@ -9,7 +9,6 @@ weights, gradients, moments and activations at their peak.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.timing import Group
+from benchmarks.timing import Group, clock
 from stability_lab.diagnostics.memory import peak_bytes, reset_peak
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def measured(args: argparse.Namespace, our_step: Step) -> Iterator[Group]:
     found: dict[tuple[str, int], list[tuple[float, float]]] = {point: [] for point in points}
     for number in range(2 if args.quick else 3):
         for point in points if number % 2 else reversed(points):
-            found[point].append(_once({**BASE, point[0]: point[1]}, our_step))
+            found[point].append(_once({**BASE, point[0]: point[1]}, our_step, clock(args)))
     rows = []
     for axis, value in points:
         seconds = [s for s, _ in found[axis, value]]
@@ -76,7 +75,7 @@ def slope(values: Sequence[int], costs: Sequence[float]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _once(sizes: dict[str, int], our_step: Step) -> tuple[float, float]:
+def _once(sizes: dict[str, int], our_step: Step, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step, and bytes that it adds to the process."""
     cpu = torch.device("cpu")
     tokens = torch.randint(sizes["vocabulary"], (BATCH, sizes["sequence"] + 1))
@@ -90,9 +89,9 @@ def _once(sizes: dict[str, int], our_step: Step) -> tuple[float, float]:
     step = our_step(overrides)
     seconds: list[float] = []
     while len(seconds) < 3 or (sum(seconds) < 0.3 and len(seconds) < 20):
-        started = time.perf_counter()
+        started = clock()
         step(tokens)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     return float(np.median(seconds[1:])), max((peak_bytes(cpu) or 0) - before, 1)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from benchmarks import timing
 from benchmarks.step import SHAPES, our_step, shape_of
 from benchmarks.timing import Group, group, interleaved, parser, run
 from stability_lab.commands.stabilizers import stabilizers
@@ -40,13 +41,16 @@ def measured(args: argparse.Namespace) -> Iterator[Group]:
     shape = args.shape
     tokens = torch.randint(shape.vocab, (shape.batch, shape.seq_len + 1), generator=torch.Generator().manual_seed(0))
     steps = {name: our_step([*shape.overrides, *given], args.compile) for name, given in overrides.items()}
-    seconds = interleaved({name: (lambda f=f: f(tokens)) for name, f in steps.items()}, args.rounds)
+    seconds = interleaved(
+        {name: (lambda f=f: f(tokens)) for name, f in steps.items()}, args.rounds, clock=timing.clock(args)
+    )
     how = "eager" if args.compile == "off" else f"compiled ({args.compile})"
     yield group(f"A step with each stabilizer, {how}: {shape.words}", seconds, note=f"together: {', '.join(TOGETHER)}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser("benchmarks.stabilizers", __doc__, rounds=15, quick={"shape": SHAPES["small"]})
+    timing.add_cpu_time(made)
     made.add_argument("--compile", choices=("off", "block", "full"), default="off")
     made.add_argument("--only", metavar="A,B", help="some stabilizers (default: all)")
     made.add_argument("--shape", type=shape_of, default=SHAPES["gpt_nano"], metavar="SHAPE", help="as in step")

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from benchmarks import timing
 from benchmarks.timing import Group, group, interleaved, parser, positive, run
 
 VOCAB, LAYERS, HEADS, SEQ_LEN, BATCH = 257, 2, 2, 64, 8
@@ -91,12 +92,13 @@ def variants(d: int, members: int, device: str = "cpu") -> dict[str, Callable[[]
 
 def measured(args: argparse.Namespace) -> Iterator[Group]:
     for d in args.d_model:
-        seconds = interleaved(variants(d, args.members, args.device), args.rounds)
+        seconds = interleaved(variants(d, args.members, args.device), args.rounds, clock=timing.clock(args))
         yield group(f"{args.members} models of d {d} on {args.device}", seconds, speed=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser("benchmarks.stack", __doc__, rounds=21, quick={"rounds": 11})
+    timing.add_cpu_time(made)
     made.set_defaults(threads=1)
     made.add_argument("--members", type=positive, default=8, metavar="K", help="default: %(default)s")
     made.add_argument("--d-model", type=positive, nargs="+", default=[32, 64, 128], metavar="D")

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import growth
+from benchmarks import growth, timing
 from benchmarks.timing import Group, group, interleaved, parser, positive, run
 from stability_lab.build import build_stabilizers, build_step, fill_seams
 from stability_lab.command_line import read_command_line
@@ -243,7 +243,7 @@ def measured(args: argparse.Namespace) -> Iterator[Group]:
             steps[f"ours with RoPE, untied, {how}"] = our_step(ours, mode)
     variants: dict[str, Callable[[], object]] = {key: (lambda f=f: f(tokens)) for key, f in steps.items()}
     variants |= {f"matrix products, {precision}": products(shape, precision) for precision in precisions}
-    seconds = interleaved(variants, args.rounds)
+    seconds = interleaved(variants, args.rounds, clock=timing.clock(args))
     yield _table(shape, seconds, [p for p in args.precision if p not in precisions])
     if args.profile:
         for key in steps:
@@ -283,6 +283,7 @@ def profile(name: str, call: Callable[[], object], steps: int = 5, most: int = 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser("benchmarks.step", __doc__, rounds=15, quick={"shape": SHAPES["small"], "rounds": 15})
+    timing.add_cpu_time(made)
     made.add_argument("--peer", metavar="nanogpt=PATH", help="a checkout of nanoGPT (default: a plain GPT)")
     made.add_argument(
         "--shape",

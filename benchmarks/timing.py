@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import binom
 
 from stability_lab.config import ConfigError, Parser
 from stability_lab.machine.cores import cores
@@ -45,7 +45,11 @@ class Ratio(NamedTuple):
 def ratio(seconds: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """seconds / baseline of each round; the interval lies between two order statistics (of few rounds: all)."""
     ratios = np.sort(np.asarray(seconds) / np.asarray(baseline))
-    k = max(int(binom.ppf(0.025, len(ratios), 0.5)), 1)
+    n, below, k = len(ratios), 1, 0  # in how many of 2^n cases k or fewer values lie below the true median
+    while below <= 0.025 * 2**n:
+        k += 1
+        below += math.comb(n, k)
+    k = max(k, 1)
     return Ratio(float(np.median(ratios)), float(ratios[k - 1]), float(ratios[-k]))
 
 
@@ -106,7 +110,8 @@ def group(title: str, seconds: Mapping[str, Sequence[float]], *, speed: bool = F
 _STARTER = """
 import os, sys
 quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-_, status, usage = os.wait4(os.posix_spawn(sys.executable, sys.argv, os.environ, file_actions=quiet), 0)
+words = [sys.executable, *sys.argv[1:]]
+_, status, usage = os.wait4(os.posix_spawn(sys.executable, words, os.environ, file_actions=quiet), 0)
 print(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 sys.exit(os.waitstatus_to_exitcode(status))
 """
@@ -136,6 +141,15 @@ def parser(module: str, description: str | None, *, rounds: int, quick: Mapping[
     made.add_argument("--quick", action="store_true", help="small sizes and few rounds: below 50 s on two cores")
     made.add_argument("--json", type=Path, metavar="FILE", help="write results, settings and machine there")
     return made
+
+
+def add_cpu_time(parser: Parser) -> None:
+    """An option of benchmarks that compute in this process; `clock` is what it chooses."""
+    parser.add_argument("--cpu-time", action="store_true", help="of this process: for one thread beside other work")
+
+
+def clock(args: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if args.cpu_time else time.perf_counter
 
 
 def positive(text: str) -> int:

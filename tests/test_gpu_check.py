@@ -29,9 +29,9 @@ gpu_check = load()
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The script from another folder, where wandb, datasets and transformers cannot be imported."""
+    """The script from another folder, where packages that its README does not name cannot be imported."""
     absent = tmp_path / "absent"
-    for name in ("wandb", "datasets", "transformers", "pre_commit"):
+    for name in ("wandb", "datasets", "transformers", "pre_commit", "scipy", "pandas", "matplotlib"):
         (absent / name).mkdir(parents=True, exist_ok=True)
         (absent / name / "__init__.py").write_text(f"raise ImportError('{name} is not there')\n")
     surroundings = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(absent), "OMP_NUM_THREADS": "1"}
@@ -39,47 +39,42 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False)
 
 
-def check_speed_and_ablation(report: dict) -> None:
+def check_measurements(report: dict) -> None:
     speed, ablation = (report["sections"][name]["found"]["rows"] for name in ("speed", "ablation"))
-    assert {(row["size"], row["variant"]) for row in speed} == {
-        (size, variant) for size in gpu_check.SIZES for variant in gpu_check.VARIANTS
-    }
+    assert [(row["size"], row["variant"], row["compile"]) for row in speed] == gpu_check.plan(dry=True)
+    assert [row["compile"] for row in speed] == ["off"] * 9 + ["full", "block"]
     assert {row["variant"]: row["backend"] for row in speed} == {
         "none": "sdpa",
         "softcap": "explicit",
         "none@flex": "explicit",  # FlexAttention has no backward pass on CPU
     }
     assert all(row["step_s"]["median"] > 0 and row["flops_per_token"] > 0 and row["mfu"] is None for row in speed)
+    assert all(value > 0 for value in report["sections"]["speed"]["found"]["attained"].values())
+    parts = report["sections"]["parts"]["found"]
+    assert {"step", "exact probe of attention", "together", "step again"} <= {
+        row["name"] for row in parts["diagnostics"]
+    }
+    assert [row["name"] for row in parts["stacked"]] == ["sequence", "stack", "sequence again"]
     assert [row["stabilizer"] for row in ablation] == sorted(gpu_check.ABLATED)
     assert all(row["val_loss"] < 5.6 and row["status"] == "completed" for row in ablation)
 
 
 @pytest.mark.slow
-def test_dry_run_without_the_tests(tmp_path):
-    out = tmp_path / "some where" / "report.json"
-    done = run(tmp_path, "--dry", "--only", "environment,speed,ablation", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(out.read_text(encoding="utf-8"))
-    assert [outcome["status"] for outcome in report["sections"].values()] == ["ok"] * 3
-    found = report["sections"]["environment"]["found"]
-    assert found["packages"]["hydra-core"].startswith("1.3.")
-    assert re.match(r"\d+\.\d+", found["torch"])
-    check_speed_and_ablation(report)
-    last = done.stdout.splitlines()[-1]
-    assert str(out) in last
-    assert re.search(r"^softcap +0\.03 explicit +\d\.\d{3} ", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.slow
 def test_dry_run_is_the_whole_path(tmp_path):
-    out = tmp_path / "report.json"
+    out = tmp_path / "some where" / "report.json"
     done = run(tmp_path, "--dry", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(out.read_text(encoding="utf-8"))
     assert list(report["sections"]) == list(gpu_check.SECTIONS)
-    check_speed_and_ablation(report)
+    assert {outcome["status"] for outcome in report["sections"].values()} == {"ok"}
+    found = report["sections"]["environment"]["found"]
+    assert found["packages"]["hydra-core"].startswith("1.3.")
+    assert re.match(r"\d+\.\d+", found["torch"])
+    check_measurements(report)
     assert report["sections"]["tests"]["found"]["passed"] >= 10
     assert report["sections"]["tests"]["found"]["failures"] == {}
+    assert str(out) in done.stdout.splitlines()[-1]
+    assert re.search(r"^softcap +0\.03 explicit +\d\.\d{3} ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -110,7 +105,7 @@ def test_without_a_gpu_it_fails_and_says_so(tmp_path, monkeypatch):
     [
         (["--wheels"], "--wheels needs a folder"),
         (["--wheels", "nowhere"], "--wheels nowhere: no .whl file"),
-        (["--only", "speeed"], "--only speeed: known are environment, tests, speed, ablation"),
+        (["--only", "speeed"], "--only speeed: known are environment, tests, speed, parts, ablation"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):
@@ -148,6 +143,7 @@ def test_a_section_that_fails_or_hangs_stops_no_other(tmp_path, monkeypatch, cap
         "environment": "ok",
         "tests": "failed",
         "speed": "out of time",
+        "parts": "ok",
         "ablation": "ok",
     }
     assert all(outcome["found"]["said"] == name for name, outcome in sections.items())
@@ -190,17 +186,32 @@ def test_summary_of_the_tests(tmp_path):
 
 def test_table_shows_what_is_there():
     step = {"median": 0.00125, "least": 0.001, "most": 0.002}
+    timed = {"tokens_per_s": 3.2e6, "flops_per_token": 30_000_000}
     rows = [
-        {"size": "gpt_micro", "variant": "none", "compile": "off", "backend": "sdpa", "step_s": step}
-        | {"tokens_per_s": 3.2e6, "mfu": 0.123},
+        {"size": "gpt_micro", "variant": "none", "compile": "off", "backend": "sdpa", "step_s": step, "mfu": 0.123}
+        | timed,
+        {"size": "gpt_micro", "variant": "softcap", "compile": "off", "backend": "flex", "mfu": None}
+        | {"step_s": {**step, "median": 0.00150}, **timed},
         {"size": "gpt_27m", "variant": "softcap", "compile": "full", "left_out": "out of time"},
         {"size": "gpt_27m", "variant": "none", "compile": "full", "error": "OutOfMemoryError: much"},
     ]
     outcome = {"status": "ok", "seconds": 1.0, "budget_s": 2}
+    shares = [{"name": "gradient norms", "seconds": 1e-5, "time": 0.008}]
+    stacked = [{"d_model": 32, "name": "stack", "seconds": 2e-3, "speed": 4.5}]
     text = gpu_check.table(
-        {"sections": {"speed": {**outcome, "found": {"rows": rows}}, "ablation": {**outcome, "found": {}}}}
+        {
+            "sections": {
+                "speed": {**outcome, "found": {"rows": rows, "attained": {"flops_per_s": 6e14, "bytes_per_s": 3e12}}},
+                "parts": {**outcome, "found": {"diagnostics": shares, "stacked": stacked}},
+                "ablation": {**outcome, "found": {}},
+            }
+        }
     )
-    assert re.search(r"gpt_micro +none +sdpa +off +1\.250 +3,200,000 +12\.3%", text)
+    assert "attained: 600 TFLOP/s (product), 3,000 GB/s (copy)" in text
+    assert re.search(r"gpt_micro +none +sdpa +off +1\.250 +3,200,000 +12\.3% +16\.0% +1\.00$", text, re.MULTILINE)
+    assert re.search(r"gpt_micro +softcap +flex +off +1\.500 +3,200,000 +n/a +16\.0% +1\.20$", text, re.MULTILINE)
+    assert re.search(r"^gradient norms +0\.010 +0\.8%$", text, re.MULTILINE)
+    assert re.search(r"^d 32, stack +2\.000 +4\.50$", text, re.MULTILINE)
     assert "out of time" in text
     assert "OutOfMemoryError: much" in text
 

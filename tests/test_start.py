@@ -44,6 +44,21 @@ def test_an_eager_run_loads_no_compiler(tiny_overrides: tuple[str, ...], tmp_pat
     assert json.loads((tmp_path / "seen").read_text()) == {"code": 0, "loaded": []}
 
 
+HELP = """
+import sys
+from stability_lab import cli
+try:
+    cli.run(["train", "--help"])
+finally:
+    assert "hydra" in sys.modules and "torch" not in sys.modules
+"""
+
+
+def test_the_help_of_train_loads_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    assert "Train one model" in done.stdout
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Calls of Hydra's `compose`, of the loading of data, and of the building of a model."""

@@ -138,8 +138,6 @@ def _check_composition(command: CommandLine) -> None:
 def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None = None) -> int:
     import hydra
 
-    from stability_lab.run.job import execute
-
     argv = sys.argv
     sys.argv = ["stability_lab train", *command.flags, *command.overrides, *extra]
     outcomes: list[int] = []
@@ -148,6 +146,8 @@ def _run_hydra(command: CommandLine, extra: list[str], journal: Journal | None =
     def task(cfg: Any) -> int:
         if journal is not None:
             return _job_of_sweep(cfg, argv, journal)
+        from stability_lab.run.job import execute  # it loads torch, which --help does without
+
         try:
             outcomes.append(_ended(execute(checked(cfg), _task_words(), argv)))
         except ConfigError as error:
