@@ -27,10 +27,10 @@ from stability_lab.command_line import read_command_line
 from stability_lab.compose import compose_jobs
 from stability_lab.diagnostics.probe import probe_attention
 from stability_lab.judge.watch import Watch
+from stability_lab.machine.precision import autocast
 from stability_lab.model.attention import logit_bound
 from stability_lab.tracking.run_files import RunFiles
 from stability_lab.training.loop import Loop, Run
-from stability_lab.training.step import autocast
 
 FLUSHES = 20  # so that the judge sees a series of some length
 QUICK = ["model.d_model=64", "model.n_layers=2", "model.n_heads=2", "model.seq_len=64", "trainer.micro_batch_size=8"]

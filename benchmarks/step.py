@@ -34,11 +34,10 @@ from stability_lab.build import build_stabilizers, build_step, fill_seams
 from stability_lab.command_line import read_command_line
 from stability_lab.compose import compose_jobs
 from stability_lab.config import ConfigError
-from stability_lab.machine.precision import has_bf16
+from stability_lab.machine.precision import autocast, has_bf16
 from stability_lab.model.init import initialise
 from stability_lab.model.transformer import GPT
 from stability_lab.objective.causal_lm import CausalLM
-from stability_lab.training.step import DTYPES, autocast
 
 CPU = torch.device("cpu")
 
@@ -196,7 +195,7 @@ def our_step(overrides: Sequence[str], compile: str = "off") -> Callable[[Tensor
 
 def products(shape: Shape, precision: str) -> Callable[[], None]:
     """The step's products of activations with weights and their gradients, each as one call."""
-    dtype = DTYPES[precision]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     made = []
     for k, n in set(shape.products):
         x, w, grad = (torch.randn(size, dtype=dtype) for size in ((shape.tokens, k), (n, k), (shape.tokens, n)))
