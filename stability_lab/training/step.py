@@ -93,9 +93,7 @@ class TrainStep:
             batch = batch._replace(weights_M=batch.weights_M / labels.clamp_min(1))
         for parameter in self.update.parameters:
             parameter.grad = None
-        # Engines take the mean over ranks, and what is wanted is the sum.
-        size = self.ranks.size
-        sums, bound_L = self._accumulate(batch, inv_n if size == 1 else inv_n * size)
+        sums, bound_L = self._accumulate(batch, inv_n)
         grads = [p.grad for p in self.update.parameters if p.grad is not None]
         if poison is not None:
             value = math.inf if poison == "inf_loss" else math.nan
@@ -164,7 +162,9 @@ class TrainStep:
             with self.ranks.backward(last=at == len(chunks)):
                 with autocast(self.device, self.precision):
                     sums, bound_L = self.forward(part, inv_n)
-                (sums.objective * self.scale.value if self.scale.enabled else sums.objective).backward()
+                loss = sums.objective * self.scale.value if self.scale.enabled else sums.objective
+                # Engines take the mean over ranks, and what is wanted is the sum.
+                (loss if self.ranks.size == 1 else loss * self.ranks.size).backward()
             parts.append((sums._replace(objective=sums.objective.detach()), bound_L))
         all_sums, bounds = zip(*parts, strict=True)
         sums, bound_L = functools.reduce(LossSums.plus, all_sums), torch.stack(bounds).amax(0)

@@ -28,7 +28,7 @@ def config_of(*words: str) -> TrainConfig:
 def step_of(run: Run, number: int) -> Tensor:
     n = 8
     own = run.ranks.part(n)
-    windows = torch.from_numpy(run.sampler.batch((number - 1) * n, n))[own]
+    windows = torch.from_numpy(run.sampler.batch((number - 1) * n, n))[own]  # one or two texts a sample
     return run.step(run.objective.batch(windows, own.start), 1e-2)
 
 
@@ -38,9 +38,12 @@ def weights(run: Run) -> list[Tensor]:
 
 
 def every_stabilizer(ranks: Ranks) -> None:
-    """Each entry, two ranks against one process: rows and weights of three steps, to rounding."""
-    for name in sorted(path.stem for path in (config_dir() / "stabilizer").glob("*.yaml")):
-        config = config_of(f"+stabilizer={name}")
+    """Each entry, and BERT's objective with two texts, two ranks against one process: rows and weights of three steps,
+    to rounding."""
+    names = sorted(path.stem for path in (config_dir() / "stabilizer").glob("*.yaml"))
+    encoder = ("model=bert_mini", "model.n_layers=1", "model.dropout=0", "objective=masked_lm_nsp")
+    for name, words in [*((name, (f"+stabilizer={name}",)) for name in names), ("encoder", encoder)]:
+        config = config_of(*words)
         alone, together = build_run(config, ONE), build_run(config, ranks)
         for number in (1, 2, 3):
             expected, row = step_of(alone, number), step_of(together, number)
