@@ -111,10 +111,16 @@ def draw(path: Path, axes: dict[str, tuple[int, ...]], rows: list[dict]) -> None
 
 
 def _plot(panels: Sequence[Axes], axes: dict[str, tuple[int, ...]], rows: list[dict]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     for panel, key, label in zip(panels, ("seconds", "MiB"), ("seconds a step", "MiB that a step adds"), strict=True):
         for axis, marker in zip(axes, "osD^", strict=True):
             part = [row for row in rows if row["axis"] == axis]
             panel.plot([row["value"] / BASE[axis] for row in part], [row[key] for row in part], marker=marker)
         panel.set(xscale="log", yscale="log", xlabel="size, of the base model's", ylabel=label)
+        for of, locator in ((panel.xaxis, LogLocator(4)), (panel.yaxis, LogLocator(10, (1, 2, 5)))):
+            of.set_major_locator(locator)
+            of.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            of.set_minor_locator(NullLocator())
         panel.grid(alpha=0.3)
     panels[0].legend([f"{axis} ({BASE[axis]})" for axis in axes])
