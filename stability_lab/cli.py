@@ -23,6 +23,7 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
   python -m stability_lab reproduce [NAME]                           a paper's claims, tested: plan, runs, verdicts
+  python -m stability_lab gallery [--stressors A,B]                  which stabilizer cures which failure
   python -m stability_lab runs [DIR] [--status S]                    all runs that are found
   python -m stability_lab score FILE... [--metric COLUMN]            spikes, events and verdict of anybody's log
   python -m stability_lab sync PATH... [--dry-run]                   uploads offline runs to W&B, each part once
@@ -34,7 +35,20 @@ Your own package: installed with entry points it is found; one that is not needs
 Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad input, 3 diverged, 130 Ctrl-C, 143 SIGTERM.
 """
 # Each is a module of `commands` whose `main(arguments)` does it.
-COMMANDS = ("train", "demo", "plan", "evaluate", "compare", "reproduce", "runs", "score", "data", "sync", "stabilizers")
+COMMANDS = (
+    "train",
+    "demo",
+    "plan",
+    "evaluate",
+    "compare",
+    "reproduce",
+    "gallery",
+    "runs",
+    "score",
+    "data",
+    "sync",
+    "stabilizers",
+)
 # These build what a configuration names, so they take `--allow PACKAGE`.
 _BUILDERS = ("train", "plan", "evaluate", "data", "stabilizers")
 # Of a path that cannot be looked at.

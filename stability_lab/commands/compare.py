@@ -67,7 +67,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--metric", default="val/loss", metavar="NAME", help="a final value, or a number of summary.json by its path"
     )
-    parser.add_argument("--seeds", type=_seeds, metavar="SEEDS", help="runs of these seeds alone, such as 3-7 or 0,1,5")
+    parser.add_argument(
+        "--seeds", type=read_seeds, metavar="SEEDS", help="runs of these seeds alone, such as 3-7 or 0,1,5"
+    )
     parser.add_argument("--format", choices=("table", "md", "latex", "csv", "json"), default="table")
     parser.add_wide()
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
@@ -87,7 +89,7 @@ def _parser() -> Parser:
 _MOST_SEEDS = 10_000
 
 
-def _seeds(given: str) -> frozenset[int]:
+def read_seeds(given: str) -> frozenset[int]:
     found: set[int] = set()
     for part in given.split(","):
         first, dash, last = part.strip().partition("-")

@@ -18,6 +18,7 @@ from stability_lab.reproduction.page import Found, claim_table, load, lost, page
 from stability_lab.text import MISSING, Table, duration, next_command, room, shown, text_table
 
 if TYPE_CHECKING:
+    from stability_lab.reproduction.collect import Derive
     from stability_lab.reproduction.jobs import Sweep
     from stability_lab.run.cost import Timing
 
@@ -58,28 +59,14 @@ def main(argv: Sequence[str]) -> int:
         return 0
     timings: dict[str, Timing] = {}
     plans = [_plan(part, args.scale, timings) for part in parts]
-    rows = tuple(plan.row for plan in plans)
-    print(text_table(Table(f"{args.name} at scale {args.scale}", PLAN_HEADER, rows, least=PLAN_LEAST), width))
-    total = sum(plan.seconds for plan in plans)
-    busy = ", on a machine as busy as now" if total and all(plan.here for plan in plans) else ""
-    print(f"total {duration(total)}{busy}", flush=True)
+    show_plans(f"{args.name} at scale {args.scale}", plans, width)
     if lacking:
         print(f"left out, since they lack this scale: {', '.join(lacking)}")
     if args.dry_run:
         print("\n".join(sweep.command for plan in plans for sweep in plan.sweeps))
         print(next_command("reproduce", *(word for word in argv if word != "--dry-run")))
         return 0
-    try:  # a table that cannot be written must not cost hours
-        for folder in (DATA, FIGURES):
-            (args.out / folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(args.out, error) from error
-    code, made = 0, []
-    for part, plan in zip(parts, plans, strict=True):
-        code = max(code, _make(part, args.scale, plan.sweeps, args.out))
-        if code in STOPPED:
-            break
-        made.append(part)
+    code, made = make(parts, args.scale, plans, args.out)
     if made:
         _publish(reproduction, made, args, load(reproduction, args.out), width)
     return code
@@ -118,19 +105,27 @@ def _listing(width: int | None) -> str:
     return text_table(table, width)
 
 
-def _unwritable(out: Path, error: OSError) -> ConfigError:
+def unwritable(out: Path, error: OSError) -> ConfigError:
     name = shown(error.filename or out)
     return ConfigError(f"--out {shown(out)}: {name} cannot be written: {error.strerror}: give another folder")
 
 
 def _plan(part: Part, scale: str, timings: dict[str, Timing]) -> PartPlan:
-    minutes = part.scales[scale].minutes
-    limit = MISSING if minutes is None else f"{minutes:g} min"
     if part.compute is not None:
+        minutes = part.scales[scale].minutes
+        limit = MISSING if minutes is None else f"{minutes:g} min"
         return PartPlan((part.part, "computed", *[MISSING] * 4, limit, MISSING))
     from stability_lab.reproduction import jobs
 
-    made = jobs.sweeps(part, scale)
+    return plan_of(part, scale, jobs.sweeps(part, scale), timings)
+
+
+def plan_of(part: Part, scale: str, made: Sequence[Sweep], timings: dict[str, Timing]) -> PartPlan:
+    """The row of a part that is trained by these sweeps; `timings` keeps measurements for other parts."""
+    from stability_lab.reproduction import jobs
+
+    minutes = part.scales[scale].minutes
+    limit = MISSING if minutes is None else f"{minutes:g} min"
     done = jobs.finished(part, scale, made)
     left = jobs.unfinished(made, done)
     sizes = sorted({jobs.flops_and_parameters(sweep.jobs[0])[1] for sweep in made})
@@ -141,7 +136,33 @@ def _plan(part: Part, scale: str, timings: dict[str, Timing]) -> PartPlan:
     return PartPlan(row, estimate.seconds, estimate.here, made)
 
 
-def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:
+def show_plans(title: str, plans: Sequence[PartPlan], width: int | None) -> None:
+    print(text_table(Table(title, PLAN_HEADER, tuple(plan.row for plan in plans), least=PLAN_LEAST), width))
+    total = sum(plan.seconds for plan in plans)
+    busy = ", on a machine as busy as now" if total and all(plan.here for plan in plans) else ""
+    print(f"total {duration(total)}{busy}", flush=True)
+
+
+def make(
+    parts: Sequence[Part], scale: str, plans: Sequence[PartPlan], out: Path, derive: Derive = lambda part, run: {}
+) -> tuple[int, list[Part]]:
+    """Make all parts as planned: the highest exit code, and the parts that were not stopped. `derive` makes values that
+    are kept of each run beside its own."""
+    try:  # a table that cannot be written must not cost hours
+        for folder in (DATA, FIGURES):
+            (out / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(out, error) from error
+    code, made = 0, []
+    for part, plan in zip(parts, plans, strict=True):
+        code = max(code, _make(part, scale, plan.sweeps, out, derive))
+        if code in STOPPED:
+            break
+        made.append(part)
+    return code, made
+
+
+def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path, derive: Derive) -> int:
     """Run or compute a part and write its data. The highest exit code of the sweeps that had something left to do."""
     from stability_lab.commands.train import main as train
     from stability_lab.reproduction import jobs
@@ -161,11 +182,11 @@ def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path) -> int:
     try:
         if part.compute is not None:
             compute(part, scale, out)
-        elif fault := collect(part, scale, made, out):
+        elif fault := collect(part, scale, made, out, derive):
             print(fault, file=sys.stderr)
             code = code or 1
     except OSError as error:
-        raise _unwritable(out, error) from error
+        raise unwritable(out, error) from error
     return code
 
 
@@ -184,7 +205,7 @@ def _publish(
         if found:
             replace_file(path, page(reproduction, found))
     except OSError as error:
-        raise _unwritable(out, error) from error
+        raise unwritable(out, error) from error
     for part in parts:
         evidence = found.get((part.part, scale))
         table = claim_table(part, scale, decide(part, claims_of(part), evidence))

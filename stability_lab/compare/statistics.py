@@ -184,6 +184,21 @@ def _tost_power(noncentrality: float, df: float) -> float:
     return max(0.0, 2 * _beyond(float(stats.t.ppf(LEVEL, df)), df, noncentrality) - 1)
 
 
+def share_interval(k: int, n: int) -> tuple[float, float]:
+    """The exact 95% interval of a share of which `k` in `n` were seen (Clopper and Pearson, 1934)."""
+    if not 0 <= k <= n or not n:
+        raise ValueError(f"{k} of {n} is no share")
+    tail = (1 - LEVEL) / 2
+    low = 0.0 if k == 0 else float(stats.beta.ppf(tail, k, n - k + 1))
+    high = 1.0 if k == n else float(stats.beta.ppf(1 - tail, k + 1, n - k))
+    return low, high
+
+
+def fisher(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """p of Fisher's exact test that two shares, each as (k, n), are one."""
+    return float(stats.fisher_exact([[k, n - k] for k, n in (a, b)]).pvalue)
+
+
 def holm(ps: Sequence[float | None], tests: int = 0) -> list[float | None]:
     """p values adjusted for their number, or for `tests` where that is more, by Holm's step-down rule; None stays None
     and does not count."""

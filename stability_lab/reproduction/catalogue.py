@@ -20,12 +20,14 @@ SCALES = ("cpu", "h200", "full")
 
 @dataclass(frozen=True)
 class PartScale:
-    """One part at one size. Empty `lrs`: the experiment's own rate. `growth` uses the fields from `widths` on."""
+    """One part at one size. Empty `lrs`: the experiment's own rate. `more`: further seeds of single arms. `growth` uses
+    the fields from `widths` on."""
 
     minutes: float | None
     overrides: tuple[str, ...] = ()
     lrs: tuple[float, ...] = ()
     seeds: tuple[int, ...] = ()
+    more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     workers: int | None = None
     settings: Mapping[str, tuple[str, ...]] | None = None
     widths: tuple[int, ...] = ()
@@ -35,7 +37,7 @@ class PartScale:
 
 @dataclass(frozen=True)
 class Part:
-    """See the head of parts.yaml. Either `arms` or `compute` is set."""
+    """See the head of parts.yaml. Either `arms` or `compute` is set. `excluded`: arms that cannot be run, and why."""
 
     name: str  # of `reproduce`
     part: str
@@ -51,6 +53,7 @@ class Part:
     figures: tuple[str, ...] = ("differences", "curves")
     pair: tuple[str, ...] = ()
     compute: str | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def settings_at(self, scale: str) -> Mapping[str, tuple[str, ...]]:
         """Label -> overrides. A part without a further axis has one setting without a name."""
@@ -59,7 +62,8 @@ class Part:
     def runs_at(self, scale: str) -> list[tuple[str, str, float | None, int]]:
         """Setting, arm, learning rate and seed of each run; a part that trains nothing has none."""
         at = self.scales[scale]
-        return list(itertools.product(self.settings_at(scale), self.arms, at.lrs or (None,), at.seeds))
+        places = itertools.product(self.settings_at(scale), self.arms, at.lrs or (None,))
+        return [(*place, seed) for place in places for seed in (*at.seeds, *at.more.get(place[1], ()))]
 
 
 @dataclass(frozen=True)

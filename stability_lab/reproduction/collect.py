@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,10 +23,13 @@ from stability_lab.reproduction.datafile import FIGURES, data_path, read, write
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence, by_delta, small
 from stability_lab.text import shown
 
+Derive = Callable[[Part, RunRecord], Mapping[str, float]]
 
-def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> str:
+
+def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path, derive: Derive) -> str:
     """Write data and figures of a part; a sentence where runs have no result.
 
+    `derive` makes values of a run that are kept beside its own.
     Data that hold a run which is not there any more stay as they are. OSError where something cannot be written.
     """
     runs = jobs.collected(made, jobs.finished(part, scale, made))
@@ -40,6 +43,8 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path) -> st
     elif runs:
         records = [run.record for run in runs]
         kept = [small(record, part.injected, part.levels) for record in records]
+        for values, record in zip(kept, records, strict=True):
+            values["summary"]["final"] |= derive(part, record)
         head = _head(part, scale) | {"commands": [sweep.command for sweep in made], **_facts(records)}
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
         write(path, PartEvidence(head, tuple(runs)), kept)
@@ -64,7 +69,7 @@ def compute(part: Part, scale: str, out: Path) -> None:
 
 
 def _head(part: Part, scale: str) -> dict[str, Any]:
-    return {"name": part.name, "part": part.part, "scale": scale}
+    return {"name": part.name, "part": part.part, "scale": scale, "excluded": dict(part.excluded) or None}
 
 
 def _values(part: Part, scale: str) -> Mapping[str, float | list[float]]:
@@ -114,7 +119,7 @@ def _draw(part: Part, runs: Sequence[KeptRun], kept: Sequence[Mapping[str, Any]]
         summary = by_delta(record.summary, part.delta)
         summary |= {"final": {**(record.summary.get("final") or {}), **values["summary"]["final"]}}
         named.append(replace(record, config={**record.config, "stabilizer": {run.arm: {}}}, summary=summary))
-    if not any(record.ended and not record.diverged for record in named):
+    if not part.figures or not any(record.ended and not record.diverged for record in named):
         return []
     baseline = next(arm for arm in part.arms if any(run.arm == arm for run in runs))
     drawn = draw(

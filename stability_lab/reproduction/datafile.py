@@ -28,6 +28,7 @@ _GROUP = dict[str, Any]
 _TEXT, _NUMBER = str | None, float | None
 _HEAD: _Kinds = {"name": str, "part": str, "scale": str, "date": str, "device": _TEXT, "git": _TEXT}
 _HEAD |= {"commands": list[str], "figures": list[str] | None, "versions": _GROUP, "seconds": _NUMBER}
+_HEAD |= {"excluded": _GROUP | None}
 _RUN: _Kinds = {"arm": str, "setting": str, "lr": _NUMBER, "seed": int}
 _RUN |= {"config": _GROUP, "manifest": _GROUP, "summary": _GROUP}
 _VALUES: _Kinds = {"values": _GROUP}

@@ -18,7 +18,7 @@ from stability_lab.machine.cores import cores
 from stability_lab.plugins.instantiate import typed_options
 from stability_lab.reproduction.catalogue import Part, last_of_each_key
 from stability_lab.reproduction.evidence import KeptRun
-from stability_lab.run.folder import MANIFEST, SUMMARY, is_finished, read_object
+from stability_lab.run.folder import finished_in
 from stability_lab.tracking.manifest import fingerprint
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def sweeps(part: Part, scale_name: str) -> list[Sweep]:
         for arm, arm_words in part.arms.items():
             words = last_of_each_key([*scale.overrides, *setting_words, *arm_words, *device])
             (composed,) = compose_jobs(read_command_line(words))
-            jobs = [_job(arm, setting, lr, seed, composed) for lr in scale.lrs or (None,) for seed in scale.seeds]
+            jobs = [job_at(arm, setting, lr, seed, composed) for lr in scale.lrs or (None,) for seed in scale.seeds]
             made.append(Sweep(("-m", *words, *axes, *launcher), tuple(jobs)))
     return made
 
 
-def _job(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> PlannedRun:
+def job_at(arm: str, setting: str, lr: float | None, seed: int, composed: Composed) -> PlannedRun:
     """Composing takes a quarter of a second, so rates and seeds are set in what was composed once."""
     plain = {**typed_options(composed.plain), "seed": seed}
     if lr is not None:
@@ -95,12 +95,9 @@ def finished(part: Part, scale: str, made: Sequence[Sweep]) -> dict[str, RunReco
 
     ConfigError where the files of one cannot be read.
     """
-    folder, wanted, runs = Path(RUNS) / group_of(part, scale), {job.digest for job in _jobs(made)}, {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        digest = read_object(path / MANIFEST).get("fingerprint")
-        if digest in wanted and is_finished(read_object(path / SUMMARY)):
-            runs[digest] = read_run(path)
-    return runs
+    wanted = {job.digest for job in _jobs(made)}
+    found = finished_in(Path(RUNS) / group_of(part, scale))
+    return {digest: read_run(path) for digest, path in found.items() if digest in wanted}
 
 
 def unfinished(made: Sequence[Sweep], done: Mapping[str, RunRecord]) -> list[PlannedRun]:

@@ -136,15 +136,20 @@ def _picture(part: Part, path: str) -> str:
     return f"![{part.name} {part.part}: {words}]({path})"
 
 
-def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
-    """Date, device, time, versions, commands, missing runs, settings and D."""
+def provenance(scale: str, evidence: PartEvidence) -> list[str]:
+    """Date, device, time and versions; the commands."""
     head, seconds = evidence.head, evidence.head["seconds"]
     device = f", on {head['device']}" if head["device"] else ""
     took = "" if seconds is None else f", {_time(seconds)}{', summed over runs' if evidence.runs else ''}"
     versions = [f"{name} {version}" for name, version in head["versions"].items()]
     versions += [f"commit {revision[:7]}" for revision in (head["git"] or "").split(", ") if revision]
     commands = "\n".join(head["commands"])
-    blocks = [f"`{scale}`, {head['date']}{device}{took}; {', '.join(versions)}.", f"```\n{commands}\n```"]
+    return [f"`{scale}`, {head['date']}{device}{took}; {', '.join(versions)}.", f"```\n{commands}\n```"]
+
+
+def _how(part: Part, scale: str, evidence: PartEvidence) -> list[str]:
+    """Provenance, missing runs, settings and D."""
+    blocks = provenance(scale, evidence)
     if missing := runs_missing(part, scale, evidence):
         blocks.append(f"**{missing}**")
     settings = [f"{name} is {' '.join(overrides)}" for name, overrides in part.settings_at(scale).items() if name]

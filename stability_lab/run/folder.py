@@ -179,6 +179,16 @@ def is_finished(summary: Mapping[str, Any]) -> bool:
     return summary.get("status") in ("completed", "diverged")
 
 
+def finished_in(folder: Path) -> dict[str, Path]:
+    """The runs in a folder that have a result, by fingerprint: those that a sweep would not make again."""
+    found = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        digest = read_object(path / MANIFEST).get("fingerprint")
+        if isinstance(digest, str) and is_finished(read_object(path / SUMMARY)):
+            found[digest] = path
+    return found
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
