@@ -19,6 +19,7 @@ USAGE = f"""stability-lab {__version__}: which stabilizer does my model need, wh
 
   python -m stability_lab train [+stabilizer=NAME] [key=value ...]   train one run; -m sweeps over a,b,c values
   python -m stability_lab demo [NAME] [key=value ...]                a run that breaks, and the same run rescued
+  python -m stability_lab ladder +stabilizer=A,B [--budget 40m]      the largest stable and best rate of each, few runs
   python -m stability_lab plan [the same as train]                   what that would cost: size, memory, time; -m too
   python -m stability_lab evaluate RUN [--batch-size N]              validation loss of a finished run's weights
   python -m stability_lab compare PATH... [--figures DIR]            a sweep's runs: tables, intervals, a decision
@@ -38,6 +39,7 @@ Each command explains itself with --help. Exit codes: 0 ok, 1 failed, 2 bad inpu
 COMMANDS = (
     "train",
     "demo",
+    "ladder",
     "plan",
     "evaluate",
     "compare",
@@ -50,7 +52,7 @@ COMMANDS = (
     "stabilizers",
 )
 # These build what a configuration names, so they take `--allow PACKAGE`.
-_BUILDERS = ("train", "plan", "evaluate", "data", "stabilizers")
+_BUILDERS = ("train", "ladder", "plan", "evaluate", "data", "stabilizers")
 # Of a path that cannot be looked at.
 _NO_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 # Of a file or a standard output that takes no more.

@@ -70,6 +70,19 @@ def sweep() -> Iterator[None]:
         _filter.sweep = before
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let only warnings through inside: a command that trains many small sweeps says itself what came out."""
+    handlers = {handler: handler.level for handler in _ALL.handlers}
+    for handler in handlers:
+        handler.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for handler, level in handlers.items():
+            handler.setLevel(level)
+
+
 def set_up_worker() -> None:
     """Keep a process that works for a sweep quiet: the first one reports what became of its jobs."""
     _ALL.handlers = [logging.NullHandler()]

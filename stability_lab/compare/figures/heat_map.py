@@ -57,7 +57,7 @@ def draw_heat_map(
                 axes.add_patch(Rectangle(corner, 0.9, 0.86, fill=False, edgecolor=_FRAME, linewidth=1.3))
         axes.set_title(title)
         frame = {"marker": "s", "linestyle": "none", "markerfacecolor": "none", "markeredgecolor": _FRAME}
-        cross = {"marker": f"${CROSS}$", "linestyle": "none", "color": "black"}
+        cross = {"marker": "x", "linestyle": "none", "color": "black"}
         marks = [("differs from none (p <= 0.05 by Holm)", frame), ("most runs diverge or do not learn", cross)]
         style.legend(figure, [style.entry(text, **drawn) for text, drawn in marks])
         style.save(figure, path)
