@@ -17,6 +17,7 @@ SYMPTOM = "symptom"  # among the kept values of a run: 1 where it shows the symp
 EXCLUDED, OTHERWISE = "cannot be combined", "removes the symptom, fails otherwise"
 _FAILED = ("diverged", "no_learning")
 _RESOLVED = 0.05
+_CANNOT = "cannot"
 
 Gallery = Mapping[str, PartEvidence]  # by stressor
 
@@ -97,8 +98,8 @@ def overview(found: Mapping[str, Mapping[str, Remedy]]) -> Table:
     arms = list(dict.fromkeys(arm for cells in found.values() for arm in cells))
     rows = [(arm, *(_short(cells.get(arm)) for cells in found.values())) for arm in sorted(arms, key=_first_none)]
     notes = (
-        "runs with the symptom of all runs; + fewer than without a stabilizer (p <= 0.05, Fisher, Holm's rule over the "
-        f"whole gallery), x most runs diverge or do not learn, {MISSING} {EXCLUDED}",
+        "runs with the symptom of all runs; + fewer and - more than without a stabilizer (p <= 0.05, Fisher, Holm's "
+        f"rule over the whole gallery), x most runs diverge or do not learn, {_CANNOT}: {EXCLUDED}",
     )
     return Table("Which remedy cures which failure", ("stabilizer", *found), tuple(rows), notes)
 
@@ -108,9 +109,11 @@ def _first_none(arm: str) -> tuple[bool, str]:
 
 
 def _short(cell: Remedy | None) -> str:
-    if cell is None or cell.excluded is not None:
-        return MISSING
-    marks = "+" * resolved(cell) + "x" * (2 * cell.failed >= cell.runs)
+    if cell is None:
+        return ""
+    if cell.excluded is not None:
+        return _CANNOT
+    marks = ("+" if cell.fewer else "-") * resolved(cell) + "x" * (2 * cell.failed >= cell.runs)
     return f"{cell.shown}/{cell.runs}" + f" {marks}" * bool(marks)
 
 
