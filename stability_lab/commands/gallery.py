@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stability_lab.commands.compare import read_seeds
 from stability_lab.commands.reproduce import STOPPED, make, plan_of, show_plans, unwritable
@@ -15,7 +15,7 @@ from stability_lab.plugins.option_files import options
 from stability_lab.reproduction import remedies
 from stability_lab.reproduction.catalogue import Part, PartScale, last_of_each_key
 from stability_lab.reproduction.datafile import FIGURES, data_path, read
-from stability_lab.reproduction.remedies import BASELINE, SYMPTOM
+from stability_lab.reproduction.remedies import BASELINE
 from stability_lab.stressors.symptom import Stressor, stressors
 from stability_lab.text import did_you_mean, next_command, room, shown, text_table
 
@@ -99,10 +99,10 @@ def _train(chosen: Sequence[Stressor], arms: Sequence[str], seeds: Collection[in
     )
     symptoms = {stressor.name: stressor.symptom for stressor in chosen}
 
-    def derive(part: Part, run: RunRecord) -> Mapping[str, float]:
-        return {SYMPTOM: float(symptoms[part.part].step(run) is not None)}
+    def keep(part: Part, run: RunRecord) -> dict[str, Any]:
+        return remedies.slim(run, symptoms[part.part].step(run) is not None)
 
-    code, _ = make(parts, SCALE, plans, out, derive)
+    code, _ = make(parts, SCALE, plans, out, keep)
     return code
 
 

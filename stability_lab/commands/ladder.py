@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stability_lab.commands.compare import read_seeds
-from stability_lab.compare.rate_search import Climb, Design, Job, Known, Ramps, Result, next_job
+from stability_lab.compare.rate_search import Climb, Design, Known, Ramps, Result, Trial, next_job
 from stability_lab.compare.run_record import RunRecord, read_run
 from stability_lab.config import ConfigError, Parser
 from stability_lab.run import console
@@ -204,7 +204,7 @@ def _climb(plan: _Plan, budget: float | None, most: int | None, said: Any) -> tu
             return code, "stopped; the same command goes on"
 
 
-def _words(plan: _Plan, job: Job) -> list[str]:
+def _words(plan: _Plan, job: Trial) -> list[str]:
     return ["-m", *plan.words[job.arm, job.rung], f"seed={','.join(map(str, job.seeds))}"]
 
 
@@ -227,7 +227,7 @@ def _loss(run: RunRecord) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None
 
 
-def _line(design: Design, job: Job, known: Known, ramps: Ramps, spent: float) -> str:
+def _line(design: Design, job: Trial, known: Known, ramps: Ramps, spent: float) -> str:
     """What was run, what came out, and what is known of its arm now."""
     if job.rung is None:
         failed = ramps.get(job.arm)

@@ -18,7 +18,7 @@ from stability_lab.reproduction.page import Found, claim_table, load, lost, page
 from stability_lab.text import MISSING, Table, duration, next_command, room, shown, text_table
 
 if TYPE_CHECKING:
-    from stability_lab.reproduction.collect import Derive
+    from stability_lab.reproduction.collect import Keep
     from stability_lab.reproduction.jobs import Sweep
     from stability_lab.run.cost import Timing
 
@@ -144,10 +144,10 @@ def show_plans(title: str, plans: Sequence[PartPlan], width: int | None) -> None
 
 
 def make(
-    parts: Sequence[Part], scale: str, plans: Sequence[PartPlan], out: Path, derive: Derive = lambda part, run: {}
+    parts: Sequence[Part], scale: str, plans: Sequence[PartPlan], out: Path, keep: Keep | None = None
 ) -> tuple[int, list[Part]]:
-    """Make all parts as planned: the highest exit code, and the parts that were not stopped. `derive` makes values that
-    are kept of each run beside its own."""
+    """Make all parts as planned: the highest exit code, and the parts that were not stopped. `keep` makes what is kept
+    of a run; None: what claims use."""
     try:  # a table that cannot be written must not cost hours
         for folder in (DATA, FIGURES):
             (out / folder).mkdir(parents=True, exist_ok=True)
@@ -155,18 +155,18 @@ def make(
         raise unwritable(out, error) from error
     code, made = 0, []
     for part, plan in zip(parts, plans, strict=True):
-        code = max(code, _make(part, scale, plan.sweeps, out, derive))
+        code = max(code, _make(part, scale, plan.sweeps, out, keep))
         if code in STOPPED:
             break
         made.append(part)
     return code, made
 
 
-def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path, derive: Derive) -> int:
+def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path, keep: Keep | None) -> int:
     """Run or compute a part and write its data. The highest exit code of the sweeps that had something left to do."""
     from stability_lab.commands.train import main as train
     from stability_lab.reproduction import jobs
-    from stability_lab.reproduction.collect import collect, compute
+    from stability_lab.reproduction.collect import collect, compute, usual
 
     code = 0
     for sweep in made:
@@ -182,7 +182,7 @@ def _make(part: Part, scale: str, made: Sequence[Sweep], out: Path, derive: Deri
     try:
         if part.compute is not None:
             compute(part, scale, out)
-        elif fault := collect(part, scale, made, out, derive):
+        elif fault := collect(part, scale, made, out, keep or usual):
             print(fault, file=sys.stderr)
             code = code or 1
     except OSError as error:

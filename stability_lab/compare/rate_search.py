@@ -46,7 +46,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """Runs of one arm; `rung` is the place of their rate in the grid, None for the ramp."""
 
     arm: str
@@ -58,17 +58,17 @@ Known = Mapping[tuple[str, int, int], Result]  # by arm, rung and seed
 Ramps = Mapping[str, float | None]  # by arm: the rate at which the ramp failed, None where it did not
 
 
-def next_job(design: Design, known: Known, ramps: Ramps) -> Job | None:
+def next_job(design: Design, known: Known, ramps: Ramps) -> Trial | None:
     """The runs that say most now; None where nothing is left to find."""
     for arm in design.arms:
         if arm not in ramps:
-            return Job(arm, None, design.seeds[:1])
+            return Trial(arm, None, design.seeds[:1])
     climbs = [Climb(design, arm, known, ramps[arm]) for arm in design.arms]
     for phase in (Climb.edge, Climb.best, Climb.usable):
         asked = [(found, climb.arm) for climb in climbs if (found := phase(climb)) is not None]
         if asked:
             step, arm = max(asked, key=lambda one: one[0].width)
-            return Job(arm, step.rung, step.seeds[: design.width])
+            return Trial(arm, step.rung, step.seeds[: design.width])
     return None
 
 
@@ -131,12 +131,12 @@ class Climb:
         below = max((rung for rung in self.tried if rung < best), default=None)
         above = min((rung for rung in (*self.tried, self.high) if rung > best), default=len(self.design.rates))
         if below is None and best > 0:
-            return self._step(best, max(0, best - _STRIDE))
+            return self._probe(best, max(0, best - _STRIDE))
         gaps = [(above - best, (best + above) // 2)]
         gaps += [(best - below, (below + best) // 2)] if below is not None else []
         width, rung = max(gaps)
         if width > 1:
-            return self._step(width, rung)
+            return self._probe(width, rung)
         return self._step(1, best) if self._missing(best) else None
 
     def usable(self) -> _Step | None:
@@ -147,9 +147,9 @@ class Climb:
         first, last = span
         out = max((rung for rung in self.tried if rung < first), default=-1)
         if first - out > 1:
-            return self._step(first - out, (out + first) // 2 if out >= 0 else max(0, first - _STRIDE))
+            return self._probe(first - out, (out + first) // 2 if out >= 0 else max(0, first - _STRIDE))
         out = min((rung for rung in (*self.tried, self.high) if rung > last), default=len(self.design.rates))
-        return self._step(out - last, (last + out) // 2) if out - last > 1 else None
+        return self._probe(out - last, (last + out) // 2) if out - last > 1 else None
 
     def best_rung(self) -> int | None:
         """The rung with the lowest mean loss, over the seeds that both of two have."""
@@ -188,6 +188,10 @@ class Climb:
 
     def _missing(self, rung: int) -> tuple[int, ...]:
         return tuple(seed for seed in self.design.seeds if seed not in self.tried.get(rung, ()))
+
+    def _probe(self, width: int, rung: int) -> _Step:
+        """One seed says enough, because the losses of one seed are compared."""
+        return _Step(width, rung, self._missing(rung)[:1])
 
     def _step(self, width: int, rung: int) -> _Step:
         return _Step(width, rung, self._missing(rung))

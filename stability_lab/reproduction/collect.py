@@ -23,13 +23,17 @@ from stability_lab.reproduction.datafile import FIGURES, data_path, read, write
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence, by_delta, small
 from stability_lab.text import shown
 
-Derive = Callable[[Part, RunRecord], Mapping[str, float]]
+Keep = Callable[[Part, RunRecord], dict[str, Any]]
 
 
-def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path, derive: Derive) -> str:
+def usual(part: Part, record: RunRecord) -> dict[str, Any]:
+    return small(record, part.injected, part.levels)
+
+
+def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path, keep: Keep = usual) -> str:
     """Write data and figures of a part; a sentence where runs have no result.
 
-    `derive` makes values of a run that are kept beside its own.
+    `keep` makes what is kept of a run, in the layout of its files.
     Data that hold a run which is not there any more stay as they are. OSError where something cannot be written.
     """
     runs = jobs.collected(made, jobs.finished(part, scale, made))
@@ -42,9 +46,7 @@ def collect(part: Part, scale: str, made: Sequence[jobs.Sweep], out: Path, deriv
         faults.append(f"{shown(path)} holds {gone} that are not there any more and is kept: delete it to replace it")
     elif runs:
         records = [run.record for run in runs]
-        kept = [small(record, part.injected, part.levels) for record in records]
-        for values, record in zip(kept, records, strict=True):
-            values["summary"]["final"] |= derive(part, record)
+        kept = [keep(part, record) for record in records]
         head = _head(part, scale) | {"commands": [sweep.command for sweep in made], **_facts(records)}
         head["figures"] = _draw(part, runs, kept, out / FIGURES / jobs.group_of(part, scale))
         write(path, PartEvidence(head, tuple(runs)), kept)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from stability_lab.compare.run_record import RunRecord
 from stability_lab.compare.statistics import Difference, fisher, holm, paired_difference, share_interval
 from stability_lab.compare.tables import escape_markdown, markdown_table, p_text
 from stability_lab.reproduction.evidence import KeptRun, PartEvidence
@@ -51,6 +53,20 @@ class Remedy:
         if not self.fewer:
             return "worsens"
         return "cures" if 2 * self.failed < self.runs else OTHERWISE
+
+
+def slim(run: RunRecord, symptom: bool) -> dict[str, Any]:
+    """What the gallery keeps of a run, in the layout of its files."""
+    final = {"val/loss": run.metric("val/loss"), "train/loss": run.metric("train/loss"), SYMPTOM: float(symptom)}
+    return {
+        "config": {"seed": run.seed},
+        "manifest": {key: run.manifest.get(key) for key in ("created", "device", "fingerprint")},
+        "summary": {
+            **{key: run.summary.get(key) for key in ("status", "verdict", "steps", "max_attn_logit")},
+            "initial": {"val/loss": run.initial("val/loss")},
+            "final": final,
+        },
+    }
 
 
 def remedies(gallery: Gallery) -> dict[str, dict[str, Remedy]]:
@@ -128,7 +144,9 @@ def sentences(found: Mapping[str, Mapping[str, Remedy]]) -> list[str]:
         cures = [arm for arm, cell in cells.items() if cell.verdict == "cures"]
         other = [arm for arm, cell in cells.items() if cell.verdict == OTHERWISE]
         line = f"{stressor}: cured by {', '.join(cures)}" if cures else f"{stressor}: no stabilizer is shown to cure it"
-        lines.append(line + (f"; {', '.join(other)} remove the symptom and most runs fail otherwise" if other else ""))
+        lines.append(
+            line + (f"; with {', '.join(other)} the symptom is gone and most runs fail otherwise" if other else "")
+        )
     return lines
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from stability_lab.compare.rate_search import Climb, Design, Job, Result, next_job
+from benchmarks.ladder import simulate
+from stability_lab.compare.rate_search import Climb, Design, Result, Trial, next_job
 
 RATES = tuple(0.001 * 10 ** (rung / 5) for rung in range(21))
 LAST = len(RATES) - 1
@@ -18,7 +16,7 @@ LAST = len(RATES) - 1
 Truth = Callable[[str, int, int], Result]
 
 
-def climb(truth: Truth, ramps: dict[str, float | None], seeds: int = 3) -> tuple[dict[str, Climb], list[Job]]:
+def climb(truth: Truth, ramps: dict[str, float | None], seeds: int = 3) -> tuple[dict[str, Climb], list[Trial]]:
     """Run the design to its end; arms as in `ramps`."""
     design = Design(tuple(ramps), RATES, tuple(range(seeds)), width=2)
     known: dict[tuple[str, int, int], Result] = {}
@@ -53,7 +51,7 @@ def test_the_edge_the_best_rate_and_the_usable_range_are_those_of_the_grid(edge:
     assert (own.low, own.high) == (edge, edge + 1)
     assert own.best_rung() == best
     assert own.usable_rungs() == (max(0, best - 1), min(edge, best + 1))
-    assert jobs[0] == Job("none", None, (0,))
+    assert jobs[0] == Trial("none", None, (0,))
     assert own.stable_above == ()
     assert set(own.tried[edge]) == {0, 1, 2}
 
@@ -105,11 +103,8 @@ def test_the_arm_with_the_widest_interval_goes_first_and_arms_share_their_seeds(
         assert set(own.tried[6]) == {0, 1, 2}
 
 
-def test_noisy_arms_get_the_bracket_of_the_grid_with_a_third_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noisy_arms_get_the_bracket_of_the_grid_with_a_third_of_its_runs() -> None:
     """`benchmarks/ladder.py` prints the same for thousands of arms."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    monkeypatch.delitem(sys.modules, "ladder", raising=False)
-    simulate = importlib.import_module("ladder").simulate
     rows = [simulate(3, 0.28, number) for number in range(150)]
     runs, same, near, missed, missed_by_grid, best = (fmean(column) for column in zip(*rows, strict=True))
     assert runs < len(RATES) * 3 / 3

@@ -61,7 +61,9 @@ def test_the_table_the_sentences_and_the_page_say_the_same(gallery: dict[str, Pa
     assert rows["postnorm"] == ("0/5 +x", "")
     assert rows["perinorm"] == ("cannot", "")
     assert next(iter(rows)) == "none"
-    assert sentences(found)[0] == "deep: cured by qknorm; postnorm remove the symptom and most runs fail otherwise"
+    assert (
+        sentences(found)[0] == "deep: cured by qknorm; with postnorm the symptom is gone and most runs fail otherwise"
+    )
     assert sentences(found)[1] == "calm: no stabilizer is shown to cure it"
     summaries = {"deep": "twelve blocks", "calm": "nothing"}
     text = page(gallery, summaries, "gallery/figures/gallery.png")
