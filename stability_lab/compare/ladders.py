@@ -173,8 +173,8 @@ class _Rungs:
         known = [lr for lr in among if decided[lr]]
         if not known:
             return None
-        learned = max((lr for lr in known if any(_learned(run) for run in decided[lr])), default=-math.inf)
-        return largest_stable_lr(known, [[_stable(run, lr < learned) for run in decided[lr]] for lr in known])
+        best = self.best([lr for lr in known if any(_learned(run) for run in decided[lr])]) or -math.inf
+        return largest_stable_lr(known, [[_stable(run, lr < best) for run in decided[lr]] for lr in known])
 
 
 def _learned(run: RunRecord) -> bool:
@@ -182,7 +182,7 @@ def _learned(run: RunRecord) -> bool:
 
 
 def _stable(run: RunRecord, low: bool) -> bool:
-    """Whether a run is stable; below a rate at which one learned, one that did not is undertrained, not unstable."""
+    """Whether a run is stable; below the best rate one that did not learn is undertrained, not unstable."""
     return _learned(run) or (low and run.outcome == "no_learning")
 
 

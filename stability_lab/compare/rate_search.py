@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from stability_lab.judge.lr_sensitivity import USABLE_NATS
@@ -91,10 +92,11 @@ class Climb:
             if name == arm:
                 self.tried.setdefault(rung, {})[seed] = result
         outcomes = {rung: {one.outcome for one in results.values()} for rung, results in self.tried.items()}
-        learned = max((rung for rung, each in outcomes.items() if each & LEARNED), default=-1)
-        # An undecided run says nothing; one that did not learn below a rate at which one did is undertrained.
+        means = {rung: fmean(found.values()) for rung in self.tried if (found := self._losses(rung))}
+        lowest = min((rung for rung in means if outcomes[rung] & LEARNED), key=means.__getitem__, default=-1)
+        # An undecided run says nothing. One that did not learn below the best rate is undertrained, above it unstable.
         stable = {
-            rung: each <= (_UNDERTRAINED if rung < learned else _CALM)
+            rung: each <= (_UNDERTRAINED if rung < lowest else _CALM)
             for rung, each in outcomes.items()
             if each != {"undecided"}
         }

@@ -48,8 +48,15 @@ def test_the_grid_has_five_rates_a_decade() -> None:
 def test_a_ladder_goes_on_where_it_stopped_and_ends_with_a_table(
     run_command: Callable[..., Any], here: Path, tiny_overrides: tuple[str, ...]
 ) -> None:
-    words = [word for word in tiny_overrides if not word.startswith(("optimizer.lr", "trainer.max_steps"))]
-    words += ["trainer.max_steps=40", "+stabilizer=none,zloss", "stabilizer.zloss.weight=1e-3", "group=steps"]
+    own = ("optimizer.lr", "trainer.max_steps", "trainer.micro_batch_size")
+    words = [word for word in tiny_overrides if not word.startswith(own)]
+    words += [
+        "trainer.max_steps=100",
+        "trainer.micro_batch_size=16",
+        "+stabilizer=none,zloss",
+        "stabilizer.zloss.weight=1e-3",
+        "group=steps",
+    ]
     options = ["--range", "1e-2..1e-1", "--seeds", "0", "sweep.workers=1"]
     first = run_command("ladder", *words, *options, "--runs", "3")
     assert first.code == 0, first.err

@@ -111,6 +111,18 @@ def test_undertrained_is_not_unstable_below_the_best_learning_rate(make_run, tmp
     assert str(ladders(tmp_path)["none"].stable) == "[0.001, 0.01)"
 
 
+def test_one_lucky_seed_at_a_higher_rate_makes_nothing_undertrained(make_run, tmp_path: Path) -> None:
+    verdicts = {1e-3: ("stable", "stable"), 1e-2: ("no_learning", "stable"), 1e-1: ("no_learning", "stable")}
+    for lr, both in verdicts.items():
+        for seed, verdict in enumerate(both):
+            make_run(
+                f"{lr}{seed}", seed=seed, lr=lr, verdict=verdict, loss=2.0 + lr + (3 if verdict == "no_learning" else 0)
+            )
+    stable = ladders(tmp_path)["none"].stable
+    assert stable is not None
+    assert (stable.low, stable.high) == (1e-3, 1e-2)
+
+
 def test_the_ratio_to_the_baseline_is_an_interval(make_run, tmp_path: Path) -> None:
     for arm, first_bad in (([], 2), (["qknorm"], 3)):
         for i, lr in enumerate((6e-3, 40e-3, 60e-3, 80e-3)):
