@@ -1,8 +1,11 @@
-"""Each stressor shows the symptom that its file promises, with five seeds, and the same runs without it do not."""
+"""Each stressor shows the symptom that its file promises, with five seeds, and the same runs without it do not.
+
+`pytest tests/stressors -s` prints the numbers of the table in docs/stressors.md."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,20 +100,25 @@ def test_stressors_and_stabilizers_go_together_and_a_key_that_two_set_is_refused
 
 @pytest.fixture(scope="session")
 def first_steps(tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]) -> Callable[..., Any]:
-    """`first_steps(symptom, *words)`: for each seed the step at which the run shows it; equal runs are made once."""
-    made: dict[tuple[str, ...], list[RunRecord]] = {}
+    """`first_steps(symptom, *words)`: for each seed the step at which the run shows it, and CPU seconds of a run.
 
-    def runs(*words: str) -> list[RunRecord]:
+    Equal runs are made once."""
+    made: dict[tuple[str, ...], tuple[list[RunRecord], float]] = {}
+
+    def runs(*words: str) -> tuple[list[RunRecord], float]:
+        begin = time.process_time()
         folder = tmp_path_factory.mktemp("runs")
         for seed in SEEDS:
             done = run_command("train", *words, *QUIET, f"output_dir={folder}", f"run_name={seed}", f"seed={seed}")
             assert done.code in (0, 3), done.err
-        return [read_run(folder / "runs" / str(seed)) for seed in SEEDS]
+        each = (time.process_time() - begin) / len(SEEDS)
+        return [read_run(folder / "runs" / str(seed)) for seed in SEEDS], each
 
-    def steps(symptom: Symptom, *words: str) -> list[int | None]:
+    def steps(symptom: Symptom, *words: str) -> tuple[list[int | None], float]:
         if words not in made:
             made[words] = runs(*words)
-        return [symptom.step(run) for run in made[words]]
+        records, each = made[words]
+        return [symptom.step(run) for run in records], each
 
     return steps
 
@@ -118,9 +126,10 @@ def first_steps(tmp_path_factory: pytest.TempPathFactory, run_command: Callable[
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ALL, ids=names)
 def test_the_symptom_appears_with_the_stressor_and_not_without(
-    option: Stressor, first_steps: Callable[..., list[int | None]]
+    option: Stressor, first_steps: Callable[..., tuple[list[int | None], float]]
 ) -> None:
-    found = first_steps(option.symptom, *option.words, f"+stressor={option.name}")
-    without = first_steps(option.symptom, *option.words)
+    found, each = first_steps(option.symptom, *option.words, f"+stressor={option.name}")
+    without, _ = first_steps(option.symptom, *option.words)
+    print(f"\n{option.name}: with it at steps {found}, without at {without}, {each:.1f} CPU seconds a run")
     assert found.count(None) <= MISSED, found
     assert len(SEEDS) - without.count(None) <= MISSED, without
