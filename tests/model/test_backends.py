@@ -53,6 +53,13 @@ def test_choice(backend_of, name, requested, device_type, precision, chosen, rea
     assert backend.reason.startswith(reason)
 
 
+def test_a_cap_in_fp64_is_explicit_on_cuda(backend_of):
+    backend = backend_of("cap", "auto", "cuda", "fp64")
+    assert backend.name == "explicit"
+    assert backend.reason.endswith("FlexAttention has no fp64 (trainer.precision=fp64)")
+    assert backend_of("none", "auto", "cuda", "fp64").name == "sdpa"
+
+
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.parametrize("requested", ["auto", "explicit"])
 def test_logits_that_are_formed_in_fp16_are_explicit(backend_of, requested, device_type):
@@ -67,6 +74,7 @@ def test_logits_that_are_formed_in_fp16_are_explicit(backend_of, requested, devi
         ("cap", "sdpa", "cuda", "bf16", r"model\.attention=sdpa: fused attention cannot apply stabilizer softcap"),
         ("none", "flex", "cpu", "fp32", r"model\.attention=flex: FlexAttention has no backward pass on CPU"),
         ("cap", "flex", "cpu", "fp32", r"model\.attention=flex: FlexAttention has no backward pass on CPU"),
+        ("cap", "flex", "cuda", "fp64", r"model\.attention=flex: FlexAttention has no fp64"),
         ("restore", "auto", "cuda", "fp32", r"trainer\.precision=fp32: stabilizer dynamic_scaling .* trainer\.prec"),
         ("restore", "auto", "cuda", "bf16", r"trainer\.precision=bf16: stabilizer dynamic_scaling .* trainer\.prec"),
         ("restore", "sdpa", "cuda", "fp16", r"model\.attention=sdpa: stabilizer dynamic_scaling .*explicit logits"),
