@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import sys
 from collections.abc import Iterable, MutableMapping
 
 import torch
@@ -16,6 +13,7 @@ from stability_lab.data.loader import build_sampler, check_length, validation_st
 from stability_lab.data.source import DataSource, TokenData
 from stability_lab.data.special import with_special, word_pieces
 from stability_lab.diagnostics.memory import physical_bytes
+from stability_lab.machine.compiler import missing_compiler
 from stability_lab.machine.cores import cores
 from stability_lab.machine.precision import has_bf16, weight_dtype
 from stability_lab.model.init import fingerprints, initialise
@@ -244,12 +242,12 @@ def _check_size(config: TrainConfig, vocab_size: int, state_bytes: int) -> None:
 
 
 def _check_compiler(config: TrainConfig) -> None:
-    """ConfigError where torch.compile would find no C++ compiler for the CPU; it looks in the same places."""
-    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    wanted = config.trainer.compile != "off" and device_of(config).type == "cpu"
-    if wanted and shutil.which(name) is None and "TORCH_INDUCTOR_INSTALL_GXX" not in os.environ:
+    """ConfigError where torch.compile would find no C++ compiler for the CPU."""
+    if config.trainer.compile == "off" or device_of(config).type != "cpu":
+        return
+    if (missing := missing_compiler("cpu")) is not None:
         raise ConfigError(
-            f"trainer.compile={config.trainer.compile}: needs a C++ compiler, and there is no {name} here: install it, "
+            f"trainer.compile={config.trainer.compile}: needs a C++ compiler, and there is {missing} here: install it, "
             "name another one by the environment variable CXX, or set trainer.compile=off"
         )
 

@@ -95,12 +95,14 @@ def plan(command: CommandLine, started: float, timed: bool = True) -> dict[str, 
     """
     composed = compose_jobs(command)
     from stability_lab.build import check
+    from stability_lab.run.compiling import settled
     from stability_lab.run.cost import facts
     from stability_lab.run.workers import makespan, of_a_sweep, workers_of
 
     workers = 1
     if command.multirun:
         composed, workers = of_a_sweep(composed), workers_of(composed)
+    composed = [settled(job) for job in composed]
     check(job.config for job in composed)
     jobs = [facts(job) for job in composed]
     start_up = time.perf_counter() - started

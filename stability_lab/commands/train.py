@@ -57,12 +57,13 @@ def main(argv: Sequence[str], ends: bool = True) -> int:
     if resumed is not None:
         composed = [_of_the_run(command, resumed)]
     from stability_lab.build import check
+    from stability_lab.run.compiling import settled
 
     if command.multirun:
         from stability_lab.run.workers import of_a_sweep
 
         composed = of_a_sweep(composed)
-    check((job.config for job in composed), must_fit=True)
+    check((settled(job).config for job in composed), must_fit=True)
     if any(job.config.trainer.deterministic for job in composed):
         # cuBLAS reads it once, at the first product of the process.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -118,6 +119,7 @@ def _has_result(run: Path) -> bool:
 
 def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
     """Return the configuration for `resume=RUN`: the run's own, with what else the command asks for."""
+    from stability_lab.run.compiling import settled
     from stability_lab.run.resume import read_config, with_overrides
 
     run = asked.config.resume or ""
@@ -125,7 +127,7 @@ def _of_the_run(command: CommandLine, asked: Composed) -> Composed:
         raise ConfigError(f"resume={run}: goes without -m; a sweep goes on with what is unfinished by its own command")
     if asked.config.if_exists is not None:
         raise ConfigError(f"if_exists={asked.config.if_exists}: has no meaning beside resume={run}; leave one out")
-    return with_overrides(read_config(Path(run)), asked, command.jobs[0])
+    return settled(with_overrides(read_config(Path(run)), asked, command.jobs[0]), Path(run))
 
 
 def _check_composition(command: CommandLine) -> None:

@@ -83,21 +83,28 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         grouped = self.n_kv_heads != self.n_heads
         if self.backend == "sdpa":
-            return F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask.rendered,  # pyright: ignore[reportArgumentType]  # a tensor for this back-end
-                dropout_p=dropout,
-                is_causal=mask.rendered is None and mask.causal,
-                enable_gqa=grouped,
-            )
+            return _sdpa(q, k, v, mask, dropout, grouped)
+        if self.backend == "sdpa_fp32":
+            with torch.autocast(q.device.type, enabled=False):
+                return _sdpa(fp32(q), fp32(k), fp32(v), mask, dropout, grouped).to(v.dtype)
         if self.backend == "flex":
             return flex_attention(q, k, v, self.on_scores, grouped, mask.rendered)  # pyright: ignore[reportArgumentType]
         return explicit_attention(q, k, v, self.scale, mask, dropout, self.restore, self.score_mod)
 
     def extra_repr(self) -> str:
         return f"backend={self.backend}"
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float, grouped: bool) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask.rendered,  # pyright: ignore[reportArgumentType]  # a tensor for this back-end
+        dropout_p=dropout,
+        is_causal=mask.rendered is None and mask.causal,
+        enable_gqa=grouped,
+    )
 
 
 def logit_bound(q_BTHK: Tensor, k_BTGK: Tensor, scale: float) -> Tensor:

@@ -1,8 +1,8 @@
 """Which attention kernel a run takes: chosen once, before the model is built.
 
-`sdpa` is torch's fused kernel. `explicit` forms the logits in fp32, a block of queries at a time: the reference for
-tests, the path of the probe (fused kernels do not give the logits away) and, on CPU, that of stabilizers that act on
-single logits. `flex` is compiled FlexAttention on CUDA.
+`sdpa` is torch's fused kernel; `sdpa_fp32` gives it fp32 under autocast too. `explicit` forms the logits in fp32, a
+block of queries at a time: the reference for tests, the path of the probe (fused kernels do not give the logits away)
+and, on CPU, that of stabilizers that act on single logits. `flex` is compiled FlexAttention on CUDA.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from stability_lab.config import ConfigError
 from stability_lab.seams import Seams
 
 FLEX_MIN_HEAD_DIM = 16  # of its kernel
+FP32_TOKENS = 256  # up to here SDPA takes less time in fp32 than in bf16 on a CPU (docs/performance.md)
 
 
 class Backend(NamedTuple):
@@ -29,6 +30,7 @@ def choose_backend(
     head_dim: int = 64,
     masked_by: str | None = None,
     fp16_scores: bool = False,
+    seq_len: int = FP32_TOKENS + 1,
 ) -> Backend:
     """The back-end of every layer and why; both go to the log and the manifest.
 
@@ -64,14 +66,21 @@ def choose_backend(
         unfit = "FlexAttention has no fp64 (trainer.precision=fp64)"
     if requested == "flex" and unfit:
         raise ConfigError(f"model.attention=flex: {unfit}; use model.attention=auto")
-    if requested == "sdpa" and for_logits:
+    if requested in ("sdpa", "sdpa_fp32") and for_logits:
         raise ConfigError(
-            f"model.attention=sdpa: fused attention cannot apply stabilizer {for_logits[0]}; use model.attention=auto"
+            f"model.attention={requested}: fused attention cannot apply stabilizer {for_logits[0]}; use "
+            "model.attention=auto"
         )
     if requested != "auto":
         return Backend(requested, f"model.attention={requested}")
     if masked_by and not for_logits and device_type == "cuda" and not unfit:
         return Backend("flex", f"{masked_by}: it skips what is hidden")
+    if not for_logits and device_type == "cpu" and precision == "bf16" and seq_len <= FP32_TOKENS:
+        return Backend(
+            "sdpa_fp32",
+            f"no stabilizer acts on single attention logits, and up to {FP32_TOKENS} tokens "
+            "a CPU forms them faster in fp32",
+        )
     if not for_logits:
         return Backend("sdpa", "no stabilizer acts on single attention logits")
     if device_type == "cuda" and unfit:

@@ -20,6 +20,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from stability_lab.model.flex import block_mask
 
+SDPA = ("sdpa", "sdpa_fp32")
+
 
 class DocumentMark(NamedTuple):
     """The id that ends every document, or that begins every one."""
@@ -60,12 +62,10 @@ class Mask(NamedTuple):
         return self.window is None and self.documents_BT is None
 
     def render(self, backend: str, n_tokens: int, device: torch.device) -> Mask:
-        """The mask for the back-end: for `sdpa` a tensor of visible pairs unless it `is_plain`, for `flex` a block
-        mask.
-        """
+        """The mask for a back-end: for SDPA visible pairs as a tensor unless it `is_plain`, for `flex` a block mask."""
         if backend == "flex":
             return self._replace(rendered=block_mask(self.causal, self.window, self.documents_BT, n_tokens, device))
-        if backend == "sdpa" and not self.is_plain:
+        if backend in SDPA and not self.is_plain:
             return self._replace(rendered=~self.hidden(0, n_tokens, 0, n_tokens, device))
         return self
 

@@ -55,6 +55,7 @@ class GPT(nn.Module):
             site.head_dim,
             masked_by,
             fp16_scores=config.rounding.scores is not None,
+            seq_len=t,
         )
         seams = rounded(seams, config.rounding)
         encoder, d = config.family == "encoder", config.d_model

@@ -12,6 +12,7 @@ import torch
 from stability_lab.build import build_run
 from stability_lab.compose import Composed
 from stability_lab.judge.series import Row
+from stability_lab.run.compiling import settled
 from stability_lab.run.resume import Start, prepare
 from stability_lab.run.signals import EXIT_CODES, Terminated, interruption
 from stability_lab.training.inject import ENDS_THE_PROCESS, Injector, parse
@@ -39,12 +40,13 @@ def follow(composed: Composed, ranks: Ranks) -> int:
             if place is None:  # it is already finished
                 return 0
             path, resumes = place
+            composed = settled(composed, path if resumes else None)
             start = prepare(path, composed) if resumes else Start()
             ranks.any(False)
             faults = parse(config.debug.inject, config.trainer.max_steps)
             if resumes:
                 faults = tuple(fault for fault in faults if fault.kind not in ENDS_THE_PROCESS)
-            loop = Loop(build_run(config, ranks), _Silent(), Injector(faults), None, stop.asked)
+            loop = Loop(build_run(composed.config, ranks), _Silent(), Injector(faults), None, stop.asked)
             if start.found.state is not None:
                 loop.load_state(start.found.state)
                 torch.manual_seed(dropout_seed(config.seed, ranks.rank, start.step))  # else all would drop alike

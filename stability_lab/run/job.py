@@ -21,6 +21,7 @@ from stability_lab.judge.series import Row
 from stability_lab.judge.watch import without_verdict
 from stability_lab.plugins.instantiate import instantiate, typed_options
 from stability_lab.plugins.trust import code_version
+from stability_lab.run.compiling import settled
 from stability_lab.run.facts import facts, opening
 from stability_lab.run.folder import (
     CONFIG,
@@ -75,7 +76,8 @@ def execute(
     first of them.
     """
     in_sweep = number is not None
-    composed = composed._replace(plain=typed_options(composed.plain))
+    asked = composed._replace(plain=typed_options(composed.plain))
+    composed = settled(asked)
     config = composed.config
     digest = fingerprint(composed.plain, code_version(composed.plain))
     told = [line for line in overrides if not in_sweep or line.lstrip("+~").partition("=")[0] in swept]
@@ -86,7 +88,7 @@ def execute(
     )
     if config.if_exists == "resume" and not claim.resumes and claim.lock is not None:
         _log.info("notice: no run of this configuration is there yet: %s starts", shown(claim.path))
-    return _execute(claim, composed, overrides, argv, number, ranks)
+    return _execute(claim, settled(asked, claim.path) if claim.resumes else composed, overrides, argv, number, ranks)
 
 
 def go_on_with(

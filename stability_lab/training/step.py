@@ -77,6 +77,7 @@ class TrainStep:
             *("attn/logit_bound", "bad", "empty"),
         )
         self.forward = forward_loss(called or model, objective, terms.values())
+        assert compile in ("off", "block", "full"), compile  # `auto` was settled before
         if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
         elif compile == "block":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ import torch
 from stability_lab import cli
 from stability_lab.build import build_stabilizers, fill_seams
 from stability_lab.config import ConfigError
-from stability_lab.model.backend import Backend
+from stability_lab.machine.precision import autocast
+from stability_lab.model.backend import Backend, choose_backend
 from stability_lab.model.transformer import GPT
+from stability_lab.seams import Seams
 
 CAP = "+stabilizer=[qknorm,softcap]"
 RESTORE = ("+stabilizer=dynamic_scaling", "stabilizer.dynamic_scaling.mode=query_key_layer")
@@ -112,3 +115,34 @@ def test_log_and_manifest_say_what_and_why(tiny_overrides, tmp_path, capsys):
     assert attention["backend"] == "explicit"
     assert attention["reason"].startswith("softcap acts on single attention logits")
     assert f"attention explicit ({attention['reason']})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tokens", "name"),
+    [
+        ("cpu", "bf16", 256, "sdpa_fp32"),
+        ("cpu", "bf16", 257, "sdpa"),
+        ("cpu", "fp32", 256, "sdpa"),
+        ("cuda", "bf16", 256, "sdpa"),
+    ],
+)
+def test_short_sequences_in_bf16_take_the_fp32_kernel_on_a_cpu(
+    device: str, precision: str, tokens: int, name: str
+) -> None:
+    assert choose_backend("auto", Seams(), device, precision, seq_len=tokens).name == name
+    assert choose_backend("sdpa", Seams(), device, precision, seq_len=tokens).name == "sdpa"
+
+
+@pytest.mark.parametrize("words", [(), ("model.window=5",), ("model.n_kv_heads=2",)])
+def test_the_fp32_kernel_gives_explicit_attention_under_autocast(words: tuple[str, ...], tiny_run: Any) -> None:
+    """Both round to bf16 behind attention only, so they agree far better than bf16 itself resolves."""
+    found = []
+    for attention in ("auto", "explicit"):
+        run = tiny_run("trainer.precision=bf16", f"model.attention={attention}", "model.init.std=0.3", *words)
+        batch = run.objective.batch(torch.from_numpy(run.sampler.batch(0, 4)), 0)
+        with autocast(run.device, "bf16"):
+            run.step.forward(batch, torch.tensor(1 / batch.targets_MT.numel()))[0].objective.backward()
+        found.append([p.grad for p in run.model.parameters()])
+        assert run.model.backend.name == {"auto": "sdpa_fp32"}.get(attention, attention)
+    for ours, reference in zip(*found, strict=True):
+        assert (ours - reference).norm() < 5e-3 * reference.norm()
