@@ -1,4 +1,5 @@
-"""CPU time of forward and backward of single operations in fp32, of the formula's and torch's own against ours.
+"""CPU time of forward and backward of single operations, of the formula's and torch's own against ours: in fp32, and
+attention in bf16, where this CPU has instructions for it.
 
 python -m benchmarks.numerics --rounds 61
 """
@@ -13,8 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.timing import Group, group, interleaved, parser, run
+from stability_lab.machine.precision import has_bf16
+from stability_lab.model.attention import explicit_attention
 from stability_lab.model.rope import rope_table, rotate
 from stability_lab.numerics import Cap, rms_norm
 from stability_lab.objective.loss import language_model_loss
@@ -66,6 +70,22 @@ def measured(args: argparse.Namespace) -> Iterator[Group]:
     }
     for name, (ours, others) in pairs.items():
         yield group(name, interleaved({"ours": ours, **others}, args.rounds, clock=time.process_time))
+    if not has_bf16():
+        return
+    for seq_len, heads, k in ((64, 4, 32), (128, 4, 32), (256, 8, 32), (512, 8, 32), (256, 8, 64), (512, 8, 64)):
+        qkv = [random(2048 // seq_len, heads, seq_len, k).bfloat16() for _ in range(3)]
+        upstream = torch.ones_like(qkv[0])
+
+        def attention(attend: Callable[..., Tensor], qkv: list[Tensor] = qkv, grad: Tensor = upstream):
+            return both_ways(attend, *qkv, grad=grad)
+
+        kernels = {
+            "sdpa_fp32": attention(lambda q, k, v: sdpa(q.float(), k.float(), v.float(), is_causal=True).bfloat16()),
+            "sdpa": attention(lambda q, k, v: sdpa(q, k, v, is_causal=True)),
+            "explicit": attention(lambda q, k, v: explicit_attention(q, k, v, q.shape[-1] ** -0.5)),
+        }
+        name = f"attention in bf16, {seq_len} tokens, {heads} heads of {k}"
+        yield group(name, interleaved(kernels, args.rounds, clock=time.process_time))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

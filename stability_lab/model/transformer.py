@@ -104,11 +104,20 @@ class GPT(nn.Module):
     def forward(
         self, tokens_BT: Tensor, segments_BT: Tensor | None = None, padding_BT: Tensor | None = None
     ) -> ModelOutput:
-        x_BTD, bound_L = self.features(tokens_BT, segments_BT, padding_BT)
+        return self.output(*self.features(tokens_BT, segments_BT, padding_BT))
+
+    def output(self, x_BTD: Tensor, bound_L: Tensor) -> ModelOutput:
+        """What follows from the features; `head_parameters` are all the weights that take part."""
         # Rows that pad the vocabulary are multiplied, for speed, and give no logit.
         logits = F.linear(self.head_transform(x_BTD), self.unembedding, self.head_bias)[..., : self.config.vocab_size]
         unembedding = self.unembedding[: self.config.vocab_size]
         return ModelOutput(self.logit_transform(logits), bound_L, unembedding, self.fused, self.sequence_head(x_BTD))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        parts = (self.head_transform, self.logit_transform, self.sequence_head)
+        bias = [] if self.head_bias is None else [self.head_bias]
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return [weight, *bias, *(p for part in parts for p in part.parameters())]
 
 
 def site_of(config: ModelConfig) -> Site:

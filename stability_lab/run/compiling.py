@@ -36,9 +36,10 @@ class Eager(NamedTuple):
     compile_s: float
 
 
-# On a GPU nothing was measured: assumed are a third of an H100's fp32, some 60 launches a layer, and half is saved.
+# The first was measured with one thread (docs/performance.md#step). On a GPU nothing was: the second assumes a third of
+# an H100's fp32, some 60 launches a layer, and that half of the time is saved.
 KINDS: Mapping[str, Eager] = {
-    "cpu": Eager(30e9, 1e-3, 0.1, 60.0),
+    "cpu": Eager(50e9, 3e-3, 0.045, 40.0),
     "cuda": Eager(2e13, 5e-4, 0.5, 60.0),
 }
 

@@ -18,6 +18,7 @@ from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE, LossSums
 from stability_lab.objective.objective import Batch, Objective
 from stability_lab.seams import AfterStep, Gradients, LossTerm
+from stability_lab.training.chunked_loss import chunked_loss
 from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.ranks import ONE, Ranks
 from stability_lab.training.update import Update
@@ -77,6 +78,10 @@ class TrainStep:
             *("attn/logit_bound", "bad", "empty"),
         )
         self.forward = forward_loss(called or model, objective, terms.values())
+        # Not where it was not measured, nor with several ranks, whose hooks want the whole model, nor with fp16's loss
+        # scale, which is to multiply before gradients are rounded.
+        if compile != "full" and self.device.type == "cpu" and model.fused and ranks.size == 1 and precision != "fp16":
+            self.forward = chunked_loss(self.forward, model, objective, tuple(terms.values()))
         assert compile in ("off", "block", "full"), compile  # `auto` was settled before
         if compile == "full":
             self.forward = torch.compile(self.forward, fullgraph=True)
