@@ -141,7 +141,7 @@ def test_from_plain_reads_what_compose_gives(plain: dict[str, Any]) -> None:
         ("schedule.decay_fraction", 1.5, "schedule.decay_fraction=1.5: must be 1 or less"),
         ("optimizer.lr", "inf", "optimizer.lr=inf: must be finite"),
         ("schedule.decay_fraction", 0, "schedule.decay_fraction=0: must be more than 0"),
-        ("model.attention", "flash", "model.attention=flash: must be one of auto, sdpa, explicit"),
+        ("model.attention", "flash", "model.attention=flash: must be one of auto, sdpa, sdpa_fp32"),
         ("model", 3, "model=3: must be a group of keys, not a single value"),
         ("model.n_heads", 5, "model.n_heads=5: must divide model.d_model=128; near it are 4, 2, 8"),
         ("model.n_kv_heads", 3, "model.n_kv_heads=3: must divide model.n_heads=4"),

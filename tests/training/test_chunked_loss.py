@@ -41,9 +41,10 @@ def test_chunks_give_the_sums_and_gradients_of_the_whole(
     monkeypatch.setattr(chunked_loss, "ROWS", 32)
     chunked = outcome(run, batch)
     assert seen == [2, 2, 1]
+    exact = 1e-3 if "bf16" in case else 2e-6  # bf16: a product of fewer rows may round otherwise
     tolerance = 1e-2 if "bf16" in case else 2e-6
     for ours, whole in zip(chunked[0], plain[0], strict=True):
-        torch.testing.assert_close(ours, whole, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(ours, whole, rtol=exact, atol=1e-6)
     for ours, whole in zip(chunked[1], plain[1], strict=True):
         assert (ours - whole).norm() <= tolerance * whole.norm()
 
