@@ -113,11 +113,10 @@ class GPT(nn.Module):
         unembedding = self.unembedding[: self.config.vocab_size]
         return ModelOutput(self.logit_transform(logits), bound_L, unembedding, self.fused, self.sequence_head(x_BTD))
 
-    def head_parameters(self) -> list[nn.Parameter]:
+    def head_parameters(self) -> list[Tensor]:
         parts = (self.head_transform, self.logit_transform, self.sequence_head)
         bias = [] if self.head_bias is None else [self.head_bias]
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return [weight, *bias, *(p for part in parts for p in part.parameters())]
+        return [self.unembedding, *bias, *(p for part in parts for p in part.parameters())]
 
 
 def site_of(config: ModelConfig) -> Site:

@@ -36,7 +36,7 @@ def outcome(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     with torch.no_grad():
         logits = run.model(tokens[:, :-1]).logits_BTV
     values = {"logits": logits, **sums._replace(terms=sums.terms[0])._asdict()}
-    values = {name: value.detach() for name, value in values.items()}
+    values = {name: value.detach() for name, value in values.items() if isinstance(value, Tensor)}
     return values, {name: p.grad for name, p in run.model.named_parameters() if p.grad is not None}
 
 
