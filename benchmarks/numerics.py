@@ -72,8 +72,8 @@ def measured(args: argparse.Namespace) -> Iterator[Group]:
         yield group(name, interleaved({"ours": ours, **others}, args.rounds, clock=time.process_time))
     if not has_bf16():
         return
-    for seq_len, heads, k in ((64, 4, 32), (128, 4, 32), (256, 8, 32), (512, 8, 32), (256, 8, 64), (512, 8, 64)):
-        qkv = [random(2048 // seq_len, heads, seq_len, k).bfloat16() for _ in range(3)]
+    for seq_len, n_heads, k in ((64, 4, 32), (128, 4, 32), (256, 8, 32), (512, 8, 32), (256, 8, 64), (512, 8, 64)):
+        qkv = [random(2048 // seq_len, n_heads, seq_len, k).bfloat16() for _ in range(3)]
         upstream = torch.ones_like(qkv[0])
 
         def attention(attend: Callable[..., Tensor], qkv: list[Tensor] = qkv, grad: Tensor = upstream):
@@ -84,7 +84,7 @@ def measured(args: argparse.Namespace) -> Iterator[Group]:
             "sdpa": attention(lambda q, k, v: sdpa(q, k, v, is_causal=True)),
             "explicit": attention(lambda q, k, v: explicit_attention(q, k, v, q.shape[-1] ** -0.5)),
         }
-        name = f"attention in bf16, {seq_len} tokens, {heads} heads of {k}"
+        name = f"attention in bf16, {seq_len} tokens, {n_heads} heads of {k}"
         yield group(name, interleaved(kernels, args.rounds, clock=time.process_time))
 
 
