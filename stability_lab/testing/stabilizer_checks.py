@@ -36,6 +36,7 @@ TINY = (
     *("diagnostics.probe_sequences=2", "optimizer.lr=1e-2", "tracking=local"),
     *("data=synthetic", "data.tokens=20000", "data.val_tokens=2000"),  # drawn: nothing is read or written
 )
+TINY_ENCODER = (*TINY, "model=bert_mini", "model.dropout=0", "model.norm_placement=pre", "objective=masked_lm_nsp")
 
 
 @runtime_checkable
@@ -46,16 +47,22 @@ class EqualsBaseline(Protocol):
 
 
 class Candidate:
-    """A stabilizer under test, by its name as an option."""
+    """A stabilizer under test, by its name as an option, in the run that `base` describes."""
 
-    def __init__(self, name: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None):
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        overrides: Sequence[str] = (),
+        config_dir: str | Path | None = None,
+        base: tuple[str, ...] = TINY,
+    ):
+        self.name, self.base = name, base
         folder = () if config_dir is None else ("--config-dir", str(config_dir))
         self.folder = None if config_dir is None else Path(config_dir)
         self.words = (*folder, f"+stabilizer={name}", *overrides)
 
     def config(self, *words: str) -> TrainConfig:
-        return _composed(*TINY, *self.words, *words)
+        return _composed(*self.base, *self.words, *words)
 
     @cached_property
     def run(self) -> Run:
@@ -68,14 +75,19 @@ class Candidate:
 
 
 def check_stabilizer(
-    name: str, *overrides: str, config_dir: str | Path | None = None, allow: Sequence[str] = ()
+    name: str,
+    *overrides: str,
+    config_dir: str | Path | None = None,
+    allow: Sequence[str] = (),
+    base: tuple[str, ...] = TINY,
 ) -> None:
     """All checks of `+stabilizer=NAME` with `overrides`, such as "stabilizer.NAME.eps=1e-3".
 
-    `config_dir` and `allow` are the flags of the command line, for a package that is not installed.
+    `config_dir` and `allow` are the flags of the command line, for a package that is not installed. `base`: `TINY`, or
+    `TINY_ENCODER` for the same in an encoder.
     """
     with allowing(allow):
-        candidate = Candidate(name, overrides, config_dir)
+        candidate = Candidate(name, overrides, config_dir, base)
         for check in CHECKS:
             check(candidate)
 
@@ -111,7 +123,7 @@ def it_differs_from_the_baseline(candidate: Candidate) -> None:
     built = candidate.stabilizer
     if set(built.apply(Seams()).owners) <= {"grad", "post_step"}:
         return  # what comes behind the backward pass may wait for trouble
-    equal = same(outcome(candidate.run), outcome(_baseline()))
+    equal = same(outcome(candidate.run), outcome(_baseline(candidate.base)))
     if isinstance(built, EqualsBaseline) and built.identity:
         _require(
             equal, candidate, "it declares `identity = True`, and logits, loss or gradients are not the baseline's"
@@ -146,7 +158,7 @@ def the_optimizer_holds_every_parameter(candidate: Candidate) -> None:
 
 def what_it_shares_with_the_baseline_is_equal(candidate: Candidate) -> None:
     """Initial values by name, batches and validation windows: the comparison is paired."""
-    run, baseline = candidate.run, _baseline()
+    run, baseline = candidate.run, _baseline(candidate.base)
     ours, theirs = fingerprints(run.model), fingerprints(baseline.model)
     for name in sorted(ours.keys() & theirs.keys()):
         _require(ours[name] == theirs[name], candidate, f"it changes the initial value of {name}, which it shares")
@@ -293,8 +305,8 @@ def _composed(*words: str) -> TrainConfig:
 
 
 @cache
-def _baseline() -> Run:
-    return build_run(_composed(*TINY))
+def _baseline(base: tuple[str, ...]) -> Run:
+    return build_run(_composed(*base))
 
 
 def _first_batch(run: Run) -> tuple[Batch, Tensor]:

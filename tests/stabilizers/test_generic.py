@@ -17,9 +17,12 @@ from stability_lab.plugins.option_files import class_text, options
 from stability_lab.seams import Seams, Stabilizer
 from stability_lab.testing.stabilizer_checks import (
     CHECKS,
+    TINY_ENCODER,
     Candidate,
+    it_differs_from_the_baseline,
     it_goes_with_every_other_one_or_says_no,
     it_traces_as_one_graph,
+    one_step_is_finite,
     outcome,
     same,
 )
@@ -65,6 +68,33 @@ def test_there_are_stabilizers():
 )
 def test_check(check, name):
     check(candidate(name))
+
+
+@functools.cache
+def in_an_encoder(name: str) -> Candidate:
+    return Candidate(name, base=TINY_ENCODER)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, marks=() if check is one_step_is_finite else pytest.mark.slow, id=check.__name__)
+        for check in CHECKS
+        if check is not it_goes_with_every_other_one_or_says_no
+    ],
+)
+def test_check_in_an_encoder(check, name):
+    check(in_an_encoder(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"postnorm", "ln_scaling"}))
+def test_with_the_norms_of_bert_it_differs_and_trains(name):
+    """`postnorm` is there already, and `ln_scaling` needs a pre-norm."""
+    bert = Candidate(name, base=(*TINY_ENCODER, "model.norm_placement=post"))
+    it_differs_from_the_baseline(bert)
+    one_step_is_finite(bert)
 
 
 @pytest.mark.parametrize("name", NAMES)
