@@ -78,6 +78,13 @@ class Comparison:
     findings: int = 0  # of which so many are significant
     busy: float | None = None  # factor between tokens/s of runs that compute the same, where it is too large
 
+    @property
+    def perplexity_name(self) -> str:
+        """`val/ppl` of the metric `val/loss`, and `val/masked_ppl` where runs have that."""
+        split = self.metric.removesuffix("/loss")
+        masked = any(run.metric(f"{split}/masked_ppl") is not None for row in self.rows for run in row.cell.finite)
+        return f"{split}/masked_ppl" if masked else f"{split}/ppl"
+
 
 def compare(
     runs: Sequence[RunRecord],

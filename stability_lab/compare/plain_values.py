@@ -45,7 +45,7 @@ def flat(row: Row, comparison: Comparison) -> dict[str, Any]:
     for name, mean in {metric: row.metric, f"best {metric}": row.best}.items():
         record |= _interval(name, mean)
     if metric.endswith("/loss"):
-        name = f"{metric.removesuffix('/loss')}/ppl"
+        name = comparison.perplexity_name
         record |= _interval(name, row.perplexity) | _interval(f"best {name}", row.best and exp(row.best))
     d = row.difference
     record |= {"difference": d and d.value, "difference low": d and d.low, "difference high": d and d.high}

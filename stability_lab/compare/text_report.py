@@ -92,7 +92,7 @@ def _losses(comparison: Comparison) -> Table:
     # A column of its own only where a run has been better than at its end.
     has_best = any(row.best != row.metric for row in comparison.rows if row.best)
     head = [*_setting_names(grouping), _arm_name(grouping), "seeds", metric + mark]
-    head += [f"best {metric}{mark}"] * has_best + [f"{metric.removesuffix('/loss')}/ppl{mark}"] * has_ppl
+    head += [f"best {metric}{mark}"] * has_best + [f"{comparison.perplexity_name}{mark}"] * has_ppl
     head += [f"difference to {grouping.baseline}{mark}", "p (Holm)", "finding"]
     lines = []
     for row in comparison.rows:
@@ -111,7 +111,7 @@ def _losses(comparison: Comparison) -> Table:
             "this size with 80% power, were it the true one, at the ends of the 95% interval of the spread; no number "
             "is given where it would be a guess."
         )
-    least = [f"{metric.removesuffix('/loss')}/ppl{mark}", f"best {metric}{mark}", "seeds", "p (Holm)"]
+    least = [f"{comparison.perplexity_name}{mark}", f"best {metric}{mark}", "seeds", "p (Holm)"]
     return Table("Loss", tuple(head), tuple(lines), (*notes, *_spoiled_notes(comparison, LOSS)), tuple(least))
 
 

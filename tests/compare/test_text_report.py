@@ -30,6 +30,16 @@ def comparison(make_run, tmp_path: Path) -> Comparison:
     return compare(find_runs([tmp_path])[0])
 
 
+def test_the_perplexity_of_masked_tokens_is_named_so(make_run, tmp_path: Path) -> None:
+    for seed in range(2):
+        make_run(f"n{seed}", [], seed=seed, final={"val/masked_ppl": math.exp(2.0)})
+        make_run(f"q{seed}", ["qknorm"], seed=seed, final={"val/masked_ppl": math.exp(2.0)})
+    made = compare(find_runs([tmp_path])[0])
+    for text in (report.csv(made), report.text(made)):
+        assert "val/masked_ppl" in text
+        assert "val/ppl" not in text
+
+
 def test_csv_has_one_header_line_and_full_precision(comparison: Comparison) -> None:
     made = report.csv(comparison)
     table = pd.read_csv(io.StringIO(made))
