@@ -200,8 +200,8 @@ def _rank_p(own: Mapping[int, float], other: Mapping[int, float]) -> float | Non
     """Mann and Whitney's p; None where an arm has fewer than two values."""
     if min(len(own), len(other)) < 2:
         return None
-    both = [list(own.values()), list(other.values())]
-    return 1.0 if len({*both[0], *both[1]}) == 1 else float(stats.mannwhitneyu(*both).pvalue)
+    a, b = list(own.values()), list(other.values())
+    return 1.0 if len({*a, *b}) == 1 else float(stats.mannwhitneyu(a, b).pvalue)
 
 
 def _samples(part: Part, test: _Test, evidence: PartEvidence) -> Difference:

@@ -213,6 +213,7 @@ def _factors() -> Iterator[tuple[str, Value]]:
         module = DynamicScaling(mode="linear", first=factor, last=factor).apply(Seams()).attn_scale(_heads(1))
         yield f"gradient_factor_{name}", [_passes(seed, module) for seed in SEEDS]
     learned = DynamicScaling(mode="learned").apply(Seams()).attn_scale(_heads(1))
+    assert isinstance(learned, torch.nn.Module)
     (theta,) = learned.parameters()
     logits = torch.tensor([2.0, 1.0, 0.0])
     yield "learned_factor_start", learned(torch.ones(1)).item()

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stability_lab.build import build_run
 from stability_lab.config import TrainConfig
@@ -73,10 +74,12 @@ def _train(config: TrainConfig, steps: int) -> tuple[np.ndarray, dict[int, dict[
 def output_sizes(model: GPT, windows: Tensor) -> dict[str, float]:
     """Kind of layer -> logarithm of |y| for `windows`, (M, T+1)."""
     norms: dict[str, list[float]] = {kind: [] for kind in LAYERS}
+
+    def note(kind: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _, __, y_BTD: norms[kind].append(y_BTD.double().norm(dim=-1).mean().item())
+
     hooks = [
-        block.get_submodule(path).register_forward_hook(
-            lambda _, __, y_BTD, kind=kind: norms[kind].append(y_BTD.double().norm(dim=-1).mean().item())
-        )
+        block.get_submodule(path).register_forward_hook(note(kind))
         for block in model.blocks
         for kind, paths in LAYERS.items()
         for path in paths

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +20,8 @@ def test_sizes_are_those_of_a_model_run_by_hand(compose_config) -> None:
     model = build_model(config, 257, Seams())
     initialise(model, 3)
     windows = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(3))
-    block = model.blocks[0]
-    x = block.attn_norm(model.embed(windows[:, :-1]))
-    by_hand = [x @ layer.weight.T for layer in (block.attn.wq, block.attn.wk, block.attn.wv)]
+    x = model.blocks[0].get_submodule("attn_norm")(model.embed(windows[:, :-1]))
+    by_hand = [x @ model.get_parameter(f"blocks.0.attn.{name}.weight").T for name in ("wq", "wk", "wv")]
     expected = torch.stack(by_hand).norm(dim=-1).mean().log().item()
     found = output_sizes(model, windows)
     assert set(found) == set(LAYERS)
@@ -36,8 +35,9 @@ def test_both_runs_begin_alike_and_a_run_that_does_not_fail_is_left_out(compose_
     assert output_growth(config, [0]) == {}
     monkeypatch.setattr(module, "LEVEL", 100.0)  # never left: the last row counts
     found = output_growth(config, [0])
-    assert len(found["fc2_growth"]) == 1
-    assert found["fc2_growth"][0] == found["fc2_diverging"][0] - found["fc2_converging"][0]
+    growth, diverging, converging = (np.array(found[f"fc2_{what}"]) for what in ("growth", "diverging", "converging"))
+    assert growth.shape == (1,)
+    assert growth == diverging - converging
     monkeypatch.setattr(module, "CONVERGES", 1.0)
     same = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, name="constant"))
-    assert all(math.isclose(value, 0, abs_tol=1e-9) for value in output_growth(same, [0])["qkv_growth"])
+    np.testing.assert_allclose(output_growth(same, [0])["qkv_growth"], 0, atol=1e-9)

@@ -56,6 +56,10 @@ class WideTokenizer:
     id = "wide-1"
 
     @property
+    def special(self) -> Mapping[str, int]:
+        return {}
+
+    @property
     def eos_id(self) -> int:
         return self.vocab_size - 1
 
