@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from stability_lab.model.attention import logit_stats
 from stability_lab.model.rope import sinusoidal_table
-from stability_lab.objective.loss import language_model_loss
+from stability_lab.objective.loss import IGNORE, language_model_loss
+from stability_lab.objective.masked_lm import MaskedLM
+from stability_lab.objective.objective import Vocabulary
 from stability_lab.seams import Scaling, Seams, Site
 from stability_lab.stabilizers.attn_scale import AttnScale
 from stability_lab.stabilizers.dynamic_scaling import DynamicScaling
@@ -33,7 +35,19 @@ _NO_EPS = 1e-300  # 0 for all purposes of float64
 
 def numbers() -> dict[str, Value]:
     """Name -> value, or one value a seed."""
-    groups = (_zloss, _qknorm, _soft_cap, _dot_products, _heads_apart, _norms, _noise, _attention, _factors, _overflow)
+    groups = (
+        _zloss,
+        _qknorm,
+        _soft_cap,
+        _dot_products,
+        _heads_apart,
+        _norms,
+        _noise,
+        _attention,
+        _factors,
+        _overflow,
+        _encoder,
+    )
     return dict(pair for group in groups for pair in group())
 
 
@@ -234,3 +248,18 @@ def _overflow() -> Iterator[tuple[str, float]]:
     logits = torch.tensor([750.0, 0.0], dtype=torch.float64)
     yield "naive_softmax_fails", float(not (logits.exp() / logits.exp().sum()).isfinite().all())
     yield "softmax_fails", float(not logits.softmax(-1).isfinite().all())
+
+
+def _encoder() -> Iterator[tuple[str, float]]:
+    """Sinusoidal positions, and how many positions of 10,000 samples of 128 masked language modelling learns from."""
+    table_TD = sinusoidal_table(512, 64).double()
+    yield "positions_largest", table_TD.abs().amax().item()
+    sine, cosine = table_TD[:, 0::2], table_TD[:, 1::2]
+    # A shift by k turns each pair by an angle of its own, whatever the position: a matrix that depends on k alone.
+    turned = torch.stack(
+        (sine[:-7] * cosine[7] + cosine[:-7] * sine[7], cosine[:-7] * cosine[7] - sine[:-7] * sine[7]), -1
+    )
+    yield "positions_shift_error", (turned.flatten(1) - table_TD[7:]).abs().amax().item()
+    windows = torch.randint(0, 100, (10_000, 129), generator=torch.Generator().manual_seed(0))
+    batch = MaskedLM().bound(Vocabulary(104, (100, 101, 102, 103), 100, 101, 102), 0).batch(windows, 0)
+    yield "masked_share", (batch.targets_MT[:, 1:-1] != IGNORE).double().mean().item()

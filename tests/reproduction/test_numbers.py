@@ -50,6 +50,7 @@ SINGLE = {
     "layernorm_rank_2": 0,
     "position_0_largest": 1,
     "caps_taken": 0,
+    "positions_largest": 1,
     "l2_radius_64": 1,
     "l2_points_of_lengths": 1,
     "rms_points_of_lengths": 1,
@@ -65,6 +66,7 @@ DRAWN = {
     "entropy_factor_half",
     *("sharpest_head_scaled", "sharpest_head_unscaled", "gradient_factor_1", "gradient_factor_tenth"),
     *("noise_after_rmsnorm", "noise_before_half"),
+    *("positions_shift_error", "masked_share"),
     *(f"gradient_{name}_{d}" for name in ("scaled", "unscaled") for d in (64, 1024)),
 }
 
@@ -82,6 +84,15 @@ def test_all_that_is_computed_is_tested_and_claimed(found: dict[str, Value]) -> 
     assert {
         test[key] for test in tests for key in ("value", "a", "b") if key in test and test["kind"] != "printed"
     } == set(found)
+
+
+@pytest.mark.slow
+def test_what_is_said_of_encoders(found: dict[str, Value]) -> None:
+    error, share = found["positions_shift_error"], found["masked_share"]
+    assert isinstance(error, float)
+    assert 0 < error < 3e-7  # of a table in fp32
+    assert isinstance(share, float)
+    assert abs(share - 0.15) < 5 * math.sqrt(0.15 * 0.85 / 1.26e6)
 
 
 @pytest.mark.slow
