@@ -38,10 +38,11 @@ class _Fact:
     spoils: tuple[str, ...]
     unpairs: bool = False
     each_seed: bool = False  # must only agree between runs of the same seed
+    unsaid: Hashable = None  # what a run means that does not say
 
 
-def _told(run: RunRecord, key: str) -> Hashable:
-    value = run.facts.get(key)
+def _told(run: RunRecord, key: str, unsaid: Hashable = None) -> Hashable:
+    value = run.facts.get(key, unsaid)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
@@ -55,7 +56,7 @@ FACTS = (
     _Fact("implementation", "implementation", (COST,)),
     _Fact("attention back-end", "attention.backend", (COST,)),
     _Fact("threads", "threads", (COST,)),
-    _Fact("processes", "ranks", (COST,)),
+    _Fact("processes", "ranks", (COST,), unsaid=1),
     _Fact("device", "device", (LOSS, COST)),
     _Fact("platform", "platform", (COST,)),
     _Fact("deterministic kernels", "deterministic", (COST,)),
@@ -109,7 +110,7 @@ def _check(fact: _Fact, settings: Sequence[Sequence[RunRecord]], arms: Mapping[i
         for run in runs:
             groups[str(seed_of(run)) if fact.each_seed else None].append(run)
         for members in groups.values():
-            values = {id(run): _told(run, fact.key) for run in members}
+            values = {id(run): _told(run, fact.key, fact.unsaid) for run in members}
             unknown += sum(value is None for value in values.values())
             if len({value for value in values.values() if value is not None}) > 1:
                 different = different or _who(members, values, arms)
@@ -119,7 +120,7 @@ def _check(fact: _Fact, settings: Sequence[Sequence[RunRecord]], arms: Mapping[i
         return Check(fact.name, None, f"{unknown} runs do not say", fact.spoils, fact.unpairs)
     if fact.each_seed:
         return Check(fact.name, True, "for each seed", fact.spoils, fact.unpairs)
-    known = {str(_told(run, fact.key)) for runs in settings for run in runs}
+    known = {str(_told(run, fact.key, fact.unsaid)) for runs in settings for run in runs}
     return Check(fact.name, True, _brief(next(iter(known))) if len(known) == 1 else "", fact.spoils, fact.unpairs)
 
 

@@ -278,6 +278,7 @@ MISMATCHES = {
     "implementation": {"implementation": "reference"},
     "attention back-end": {"attention": {"backend": "explicit"}},
     "threads": {"threads": 1},
+    "processes": {"ranks": 2},
     "device": {"device": "NVIDIA H200"},
     "platform": {"platform": "Windows-11"},
     "deterministic kernels": {"deterministic": True},
