@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from benchmarks import timing
 from benchmarks.timing import Group, group, interleaved, parser, positive, run
+from stability_lab.config import ConfigError
 
 VOCAB, LAYERS, HEADS, SEQ_LEN, BATCH = 257, 2, 2, 64, 8
 
@@ -91,6 +92,11 @@ def variants(d: int, members: int, device: str = "cpu") -> dict[str, Callable[[]
 
 
 def measured(args: argparse.Namespace) -> Iterator[Group]:
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch finds no CUDA device here; use cpu")
+    for d in args.d_model:
+        if d % HEADS:
+            raise ConfigError(f"--d-model {d}: must be a multiple of the {HEADS} heads")
     for d in args.d_model:
         seconds = interleaved(variants(d, args.members, args.device), args.rounds, clock=timing.clock(args))
         yield group(f"{args.members} models of d {d} on {args.device}", seconds, speed=True)

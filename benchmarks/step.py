@@ -223,6 +223,10 @@ def shape_of(text: str) -> Shape:
 
 
 def measured(args: argparse.Namespace) -> Iterator[Group]:
+    if args.growth and (args.peer or args.compile or args.profile):
+        raise ConfigError("--growth: measures our eager step alone; leave out --peer, --compile and --profile")
+    if args.picture and not args.growth:
+        raise ConfigError(f"--picture {args.picture}: is drawn by --growth; add it")
     if args.growth:
         yield from growth.measured(args, our_step)
         return

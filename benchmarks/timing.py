@@ -164,6 +164,7 @@ def run(parser: Parser, argv: Sequence[str] | None, measured: Callable[[argparse
     try:
         args = _parsed(parser, argv)
         torch.set_num_threads(args.threads)
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of processes that are started
         found, before = [], machine()
         print(text_of(before))
         for table in measured(args):
@@ -188,6 +189,8 @@ def _parsed(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     vars(args).pop("changed_by_quick")
     if args.json and not args.json.resolve().parent.is_dir():
         raise ConfigError(f"--json {args.json}: the folder {args.json.parent} is not there; make it first")
+    if args.json and (args.json.is_dir() or not os.access(args.json.resolve().parent, os.W_OK)):
+        raise ConfigError(f"--json {args.json}: is no file that can be written; name another one")
     return args
 
 

@@ -105,6 +105,10 @@ def test_quick_makes_sizes_smaller_unless_the_command_line_says_them(name, monke
         ("stabilizers", ["--only", "qknrm"], "--only qknrm is not a stabilizer: did you mean qknorm"),
         ("diagnostics", ["--model", "gpt_huge"], "gpt_huge"),
         ("sweep", ["--beside", "-1"], "--beside"),
+        ("step", ["--growth", "--profile"], "--growth: measures our eager step alone"),
+        ("step", ["--picture", "a.png"], "--picture a.png: is drawn by --growth"),
+        ("stack", ["--d-model", "3"], "--d-model 3: must be a multiple of the 2 heads"),
+        ("data", ["--json", "/tmp"], "--json /tmp: is no file that can be written"),
     ],
 )
 def test_wrong_values_are_refused_in_one_sentence(name, arguments, sentence, capsys):

@@ -71,6 +71,10 @@ def choose_backend(
             f"model.attention={requested}: fused attention cannot apply stabilizer {for_logits[0]}; use "
             "model.attention=auto"
         )
+    if requested == "sdpa_fp32" and precision in ("fp32", "fp64"):
+        raise ConfigError(
+            f"model.attention=sdpa_fp32: is for bf16 and fp16; use sdpa with trainer.precision={precision}"
+        )
     if requested != "auto":
         return Backend(requested, f"model.attention={requested}")
     if masked_by and not for_logits and device_type == "cuda" and not unfit:

@@ -58,7 +58,7 @@ def choose(config: TrainConfig) -> Choice:
     flops = eager.flops * ((trainer.threads or cores()) if kind == "cpu" else 1)
     step_s = max(block_flops(config) / flops, config.model.n_layers * eager.layer_s * trainer.grad_accum_steps)
     saved_s = trainer.max_steps * eager.share * step_s
-    what = f"{trainer.max_steps:,} steps at about {step_s:.2g} s"
+    what = f"{trainer.max_steps:,} steps of an estimated {step_s:.2g} s"
     if saved_s < MARGIN * eager.compile_s:
         return Choice("off", f"{what} save less than compiling takes, about {eager.compile_s:.0f} s")
     return Choice("block", f"{what} save more than the {eager.compile_s:.0f} s or so that compiling takes")

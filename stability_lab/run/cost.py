@@ -202,7 +202,7 @@ def measure(config: TrainConfig) -> Timing:
 
     def evaluate() -> None:
         with autocast(device, trainer.precision):
-            validate(run.model, run.objective, windows, micro, run.eval_bytes)
+            validate(run.model, run.objective, windows, run.step.at_once(micro), run.eval_bytes)
 
     def probe() -> None:
         with autocast(device, trainer.precision):

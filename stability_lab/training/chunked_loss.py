@@ -1,4 +1,4 @@
-"""Head and loss some samples at a time, with their gradients formed at once, so that no more logits are ever stored.
+"""Head and loss some samples at a time, with their gradients formed at once, so that no step stores more logits.
 
     for each chunk of samples: logits, loss, d loss / d features, d loss / d weights of the head
 
@@ -29,12 +29,10 @@ Forward = Callable[[Batch, Tensor], tuple[LossSums, Tensor]]
 
 def chunked_loss(plain: Forward, model: GPT, objective: Objective, terms: Sequence[LossTerm]) -> Forward:
     """As `plain`, which takes the micro-batches with `LOGITS` logits or fewer."""
-    assert model.config.vocab_size is not None
-    vocab_size = model.config.vocab_size
 
     def forward(batch: Batch, inv_n: Tensor) -> tuple[LossSums, Tensor]:
         tokens = batch.inputs_MT.numel()
-        if tokens * vocab_size <= LOGITS:
+        if not _is_large(tokens, model):
             return plain(batch, inv_n)
         x_MTD, bound_L = model.features(batch.inputs_MT, batch.segments_MT)
 
@@ -47,6 +45,17 @@ def chunked_loss(plain: Forward, model: GPT, objective: Objective, terms: Sequen
         return functools.reduce(LossSums.plus, kept)._replace(objective=objective_sum), bound_L
 
     return forward
+
+
+def samples_at_once(n: int, model: GPT) -> int:
+    """Of a micro-batch of `n` samples: all, or the samples of one chunk."""
+    seq_len = model.config.seq_len
+    return max(1, ROWS // seq_len) if _is_large(n * seq_len, model) else n
+
+
+def _is_large(tokens: int, model: GPT) -> bool:
+    """Whether so many tokens have more than `LOGITS` logits, those of rows that pad the vocabulary among them."""
+    return tokens * len(model.unembedding) > LOGITS
 
 
 class _InChunks(torch.autograd.Function):

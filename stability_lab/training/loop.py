@@ -301,7 +301,7 @@ class Loop:
         measured: Row = {}
         with autocast(run.device, run.step.precision):
             if validation:
-                size = run.config.trainer.micro_batch_size
+                size = run.step.at_once(run.config.trainer.micro_batch_size)
                 measured |= validate(run.model, run.objective, run.eval_windows, size, run.eval_bytes)
             if probe:
                 measured |= probe_attention(run.model, run.objective, run.probe_windows)

@@ -18,7 +18,7 @@ from stability_lab.model.transformer import GPT
 from stability_lab.objective.loss import IGNORE, LossSums
 from stability_lab.objective.objective import Batch, Objective
 from stability_lab.seams import AfterStep, Gradients, LossTerm
-from stability_lab.training.chunked_loss import chunked_loss
+from stability_lab.training.chunked_loss import chunked_loss, samples_at_once
 from stability_lab.training.gradient_side import GradientSide
 from stability_lab.training.ranks import ONE, Ranks
 from stability_lab.training.update import Update
@@ -80,7 +80,9 @@ class TrainStep:
         self.forward = forward_loss(called or model, objective, terms.values())
         # Not where it was not measured, nor with several ranks, whose hooks want the whole model, nor with fp16's loss
         # scale, which is to multiply before gradients are rounded.
-        if compile != "full" and self.device.type == "cpu" and model.fused and ranks.size == 1 and precision != "fp16":
+        fits = compile != "full" and ranks.size == 1 and precision != "fp16"
+        self.in_chunks = fits and self.device.type == "cpu" and model.fused
+        if self.in_chunks:
             self.forward = chunked_loss(self.forward, model, objective, tuple(terms.values()))
         assert compile in ("off", "block", "full"), compile  # `auto` was settled before
         if compile == "full":
@@ -126,6 +128,10 @@ class TrainStep:
         row += (sums.z_raw * inv_n, sums.log_z * inv_n, sums.log_z_max)
         row += (norm, side.coef, scale, skipped, bound_L.amax(), bad, empty)
         return torch.stack([value.float() for value in row])
+
+    def at_once(self, n: int) -> int:
+        """How many samples validation takes at once: `n`, a micro-batch, or as few as a step forms logits of."""
+        return samples_at_once(n, self.model) if self.in_chunks else n
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer, gradient side, loss scale and stop flag by name: all that a step leaves behind but the weights."""

@@ -134,6 +134,12 @@ def test_short_sequences_in_bf16_take_the_fp32_kernel_on_a_cpu(
     assert choose_backend("sdpa", Seams(), device, precision, seq_len=tokens).name == "sdpa"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_the_fp32_kernel_is_no_name_for_another_precision(precision: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.attention=sdpa_fp32: .* use sdpa with trainer.precision={precision}"):
+        choose_backend("sdpa_fp32", Seams(), "cpu", precision)
+
+
 @pytest.mark.parametrize("words", [(), ("model.window=5",), ("model.n_kv_heads=2",)])
 def test_the_fp32_kernel_gives_explicit_attention_under_autocast(words: tuple[str, ...], tiny_run: Any) -> None:
     """Up to what bf16 itself resolves behind it."""

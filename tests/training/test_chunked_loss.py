@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from stability_lab.diagnostics.probe import validate
 from stability_lab.machine.precision import autocast
 from stability_lab.training import chunked_loss
 
@@ -53,3 +54,16 @@ def test_where_it_was_not_measured_the_plain_path_stays(tiny_run: Any) -> None:
     assert "chunked" in tiny_run().step.forward.__qualname__
     for words in (("model.implementation=reference",), ("trainer.precision=fp16",)):
         assert "chunked" not in tiny_run(*words).step.forward.__qualname__
+
+
+def test_validation_takes_no_more_samples_at_once_than_a_chunk(tiny_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run("model.pad_vocab_to=320")
+    whole = validate(run.model, run.objective, run.eval_windows, 4, run.eval_bytes)
+    assert run.step.at_once(4) == 4
+    monkeypatch.setattr(chunked_loss, "LOGITS", 4 * 16 * 320 - 1)  # rows that pad the vocabulary count
+    monkeypatch.setattr(chunked_loss, "ROWS", 32)
+    assert run.step.at_once(4) == 2
+    assert run.step.at_once(3) == 3
+    assert tiny_run("model.implementation=reference").step.at_once(4) == 4
+    fewer = validate(run.model, run.objective, run.eval_windows, run.step.at_once(4), run.eval_bytes)
+    assert fewer == pytest.approx(whole, rel=1e-6)
