@@ -161,7 +161,7 @@ class Job:
         try:
             progress = self._prepare(notices)
             assert self.loop is not None
-            self.stop.can_wait = True
+            self.stop.can_wait, self.stop.patient = True, self.ranks.size > 1
             try:
                 self.loop.train()
             finally:

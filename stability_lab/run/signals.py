@@ -51,13 +51,16 @@ class Terminated(BaseException):
 
 
 class Interruption:
-    """Signal handler of one run. `reason` is the newest signal that came; `can_wait`: the loop asks for it."""
+    """Signal handler of one run. `reason` is the newest signal that came; `can_wait`: the loop asks for it.
+
+    `patient`: no signal ends the run at once, for a launcher sends several, and ends by itself what takes too long.
+    """
 
     told = False  # of a process that works for another, which has said it
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.can_wait = False
+        self.can_wait = self.patient = False
 
     def asked(self) -> bool:
         return self.reason is not None
@@ -65,9 +68,9 @@ class Interruption:
     def __call__(self, number: int, _: FrameType | None) -> None:
         first = self.reason is None
         self.reason = reason_of(number)
-        if not (first and self.can_wait):
+        if not (self.patient or (first and self.can_wait)):
             raise KeyboardInterrupt if self.reason == CTRL_C else Terminated
-        if self.told:
+        if self.told or not first:
             return
         # The logger may be in the middle of a line that this call has interrupted.
         with suppress(OSError):

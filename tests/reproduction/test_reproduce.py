@@ -255,7 +255,7 @@ def test_the_textbook_is_computed_and_its_page_is_the_committed_one(run_command,
     committed = Path(__file__).parents[2] / "docs" / "reproduction"
     ours = rows(Path("outputs/reproduction/textbook.md").read_text(encoding="utf-8"))
     theirs = rows((committed / "textbook.md").read_text(encoding="utf-8"))
-    assert len(ours) == 45
+    assert len(ours) == 48
     assert {name: cells[3] for name, cells in ours.items()} == {name: cells[3] for name, cells in theirs.items()}
 
 
