@@ -93,8 +93,8 @@ def simulate(n: int, spread: float, number: int) -> tuple[float, ...]:
         known |= {(job.arm, job.rung, seed): every[job.arm, job.rung, seed] for seed in job.seeds}
     own, whole = Climb(design, "none", known, None), Climb(design, "none", every, None)
     off = abs(own.low - whole.low)
-    rungs = [own.best_rung(), whole.best_rung()]
-    same_best = rungs[0] == rungs[1] or (None not in rungs and abs(rungs[0] - rungs[1]) <= 1)  # type: ignore[operator]
+    best, expected = own.best_rung(), whole.best_rung()
+    same_best = best == expected if best is None or expected is None else abs(best - expected) <= 1
     return own.runs + 1, off == 0, off <= 1, _misses(own, edge), _misses(whole, edge), same_best
 
 

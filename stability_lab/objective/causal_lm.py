@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stability_lab.config import option
 from stability_lab.judge.series import perplexity
-from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
-from stability_lab.objective.objective import Batch, Traits, Vocabulary
+from stability_lab.objective.loss import IGNORE, LossSums
+from stability_lab.objective.objective import Batch, Traits, Vocabulary, token_loss
 from stability_lab.seams import LossTerm, ModelOutput
 
 
@@ -36,8 +36,7 @@ class CausalLM:
         return Batch(windows_MT1[:, :-1], targets_MT)
 
     def loss(self, output: ModelOutput, batch: Batch, inv_n: Tensor, terms: Iterable[LossTerm] = ()) -> LossSums:
-        logits_NV, targets_N = output.logits_BTV.flatten(0, 1), batch.targets_MT.flatten()
-        return language_model_loss(logits_NV, targets_N, inv_n, terms, output.unembedding_VD, output.fused)
+        return token_loss(output, batch, inv_n, terms)
 
     def trivial_loss(self, unigram_entropy: float | None) -> float | None:
         return unigram_entropy

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from stability_lab.objective.loss import IGNORE, LossSums
+from stability_lab.objective.loss import IGNORE, LossSums, language_model_loss
 from stability_lab.seams import LossTerm, ModelOutput
 
 # Validation window m is sample VALIDATION + m: no training sample has such a number.
@@ -100,3 +100,9 @@ class Objective(Protocol):
     def metrics(self, nats: float, n_targets: int, n_bytes: int) -> dict[str, float]:
         """Validation metrics of a summed cross-entropy over targets that encode `n_bytes` of text (0: unknown)."""
         ...
+
+
+def token_loss(output: ModelOutput, batch: Batch, inv_n: Tensor, terms: Iterable[LossTerm] = ()) -> LossSums:
+    """`language_model_loss` of all targets of a batch, wherever they are."""
+    logits_NV, targets_N = output.logits_BTV.flatten(0, 1), batch.targets_MT.flatten()
+    return language_model_loss(logits_NV, targets_N, inv_n, terms, output.unembedding_VD, output.fused)
